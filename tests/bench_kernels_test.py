@@ -60,6 +60,7 @@ def test_a_product_of_whole_weights_is_beside_quantized_ones():
   np.testing.assert_allclose(as_row(got), as_row(want), rtol=2**-7, atol=1e-3)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize('window', [None, 512])
 def test_torch_does_the_same(window):
   torch = pytest.importorskip('torch')

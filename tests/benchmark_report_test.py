@@ -113,6 +113,11 @@ def test_rates_of_trees():
   table = benchmark_report.table(summary)
   assert '0.70/0.10/0.20' in table
   assert benchmark_report.forced_label(summary) == ''
+  forced = [dataclasses.replace(r, forced_acceptance=0.7) for r in records[:2]]
+  summary = benchmark_report.summarize(forced, ['async'], is_greedy=True)
+  label = 'forced acceptance 0.7 in async'
+  assert benchmark_report.forced_label(summary) == label
+  assert 'async (forced acceptance 0.7)' in benchmark_report.table(summary)
 
 
 def test_plan_takes_all_modes_of_a_prompt_together():

@@ -1,5 +1,8 @@
 """Any sequence of write and commit equals a prefill from scratch."""
 
+import dataclasses
+
+import decoding_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,22 +12,12 @@ from hypothesis import strategies as st
 
 from kernels_pallas.paged_attention import reference as paged_reference
 from swiftspec_jax import sharding
+from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.cache import dense, paged
-from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
 
-CONFIG = ModelConfig(
-  family='llama',
-  vocab_size=32,
-  num_layers=2,
-  embed_dim=16,
-  num_heads=4,
-  num_kv_heads=2,
-  head_dim=8,
-  ffw_dim=24,
-  max_context=64,
-)
+CONFIG = dataclasses.replace(decoding_cases.CONFIG, num_layers=2)
 BATCH = 2
 CAPACITY = 48
 NUM_NODES = 4  # tokens of one write
@@ -40,7 +33,7 @@ def new_cache(batch_size=BATCH):
 @jax.jit
 def write_tree(cache, token_ids, parents, depths):
   """Writes trees of NUM_NODES tokens after the prefix."""
-  mask = ancestor_mask(parents)
+  mask = tree_lib.ancestor_mask(parents)
   _, cache = decoder.forward(
     PARAMS,
     CONFIG,
@@ -51,20 +44,6 @@ def write_tree(cache, token_ids, parents, depths):
     attention_mask=mask,
   )
   return cache
-
-
-def ancestor_mask(parents):
-  """bool[B, N, N] from parents i32[B, N]; a node sees itself."""
-  mask = jnp.broadcast_to(
-    jnp.eye(NUM_NODES, dtype=bool), (BATCH, NUM_NODES, NUM_NODES)
-  )
-  for node in range(1, NUM_NODES):
-    above = jnp.take_along_axis(
-      mask, jnp.maximum(parents[:, node], 0)[:, None, None], axis=1
-    )[:, 0]
-    above = above & (parents[:, node] >= 0)[:, None]
-    mask = mask.at[:, node].set(mask[:, node] | above)
-  return mask
 
 
 @jax.jit
@@ -103,7 +82,7 @@ def operations(draw):
   return rows
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.lists(operations(), min_size=1, max_size=8))
 def test_any_sequence_equals_prefill(sequence):
   cache = new_cache()

@@ -30,7 +30,7 @@ def assert_same_params(one, other, **tolerances):
     )
 
 
-@pytest.mark.parametrize('family', testing.TINY_FAMILIES)
+@pytest.mark.parametrize('family', ['llama', 'qwen3_moe'])
 def test_weights_in_several_files(family, tmp_path):
   testing.write_tiny_checkpoint(tmp_path / 'one', family)
   testing.write_tiny_checkpoint(tmp_path / 'three', family, num_files=3)
@@ -57,8 +57,14 @@ def test_a_checkpoint_of_a_bare_decoder(tmp_path):
   assert_same_params(ss.load(tmp_path), before)
 
 
-@pytest.mark.parametrize('stored', ['float32', 'bfloat16', 'float16'])
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+  ('stored', 'dtype'),
+  [
+    ('float32', jnp.bfloat16),
+    ('bfloat16', jnp.float32),
+    ('float16', jnp.bfloat16),
+  ],
+)
 def test_dtypes(stored, dtype, tmp_path):
   testing.write_tiny_checkpoint(tmp_path, 'llama', torch_dtype=stored)
 
@@ -74,8 +80,16 @@ def test_dtypes(stored, dtype, tmp_path):
   assert model.dtype == dtype
 
 
-@pytest.mark.parametrize('family', ['qwen2', 'llama3', 'gemma3_text'])
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+  ('family', 'dtype'),
+  [
+    ('qwen2', jnp.bfloat16),
+    ('llama3', jnp.float32),
+    ('gemma3_text', jnp.float32),
+    ('qwen3_moe', jnp.float32),
+    ('gemma4_text', jnp.float32),
+  ],
+)
 def test_saved_models_come_back(family, dtype, tmp_path):
   testing.write_tiny_checkpoint(tmp_path / 'source', family)
   model = ss.load(tmp_path / 'source', dtype=dtype)
@@ -299,11 +313,6 @@ def test_rope_scaling_is_that_of_a_declared_one(
   assert model.config == declared.config
   assert model.config.max_context == context
   assert_same_params(model, declared)
-  found, expected = (
-    ss.generate(m, ['Hello'], sampling=ss.SamplingParams(max_new_tokens=8))
-    for m in (model, declared)
-  )
-  assert found[0].token_ids == expected[0].token_ids
   ss.save(model, tmp_path / 'saved')
   assert ss.load(tmp_path / 'saved').config == model.config
 

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -81,28 +80,3 @@ def test_guidellm_measures(address, model, tmp_path):
   )
   (found,) = json.loads((tmp_path / 'found.json').read_text())['benchmarks']
   assert len(found['requests']['successful']) == 2
-
-
-def test_aider_gets_an_answer(address, tmp_path):
-  """Its pins suit no other client: `pip install aider-chat` elsewhere."""
-  if shutil.which('aider') is None:
-    pytest.skip('aider is not on the path')
-  (tmp_path / 'calc.py').write_text('def add(a, b):\n  return a + b\n')
-  name = f'openai/{client_programs.MODEL}'
-  settings = [{'name': name, 'extra_params': {'max_tokens': 8}}]
-  (tmp_path / 'models.json').write_text(json.dumps(settings))
-  found = subprocess.run(
-    [
-      *('aider', 'calc.py', '--model', name, '--message', 'Subtract, too.'),
-      *('--openai-api-base', f'{address}/v1', '--openai-api-key', 'none'),
-      *('--model-settings-file', 'models.json', '--map-tokens', '0'),
-      *('--yes-always', '--no-git', '--no-analytics', '--no-check-update'),
-      '--no-show-model-warnings',
-    ],
-    cwd=tmp_path,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  # Eight tokens came, and that they are few.
-  assert 'has hit a token limit' in found.stdout, found

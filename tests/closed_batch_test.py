@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import redrafter_cases
 from decoding_cases import CONFIG, assert_same, requests_of, run
+from structured_outputs_test import RECORD, request_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
@@ -73,6 +74,16 @@ def plain():
   return run(ss.Decoder(MODEL), requests_of(5))
 
 
+@functools.cache
+def records():
+  """Greedy and drawn records, and what plain decoding says of them."""
+  requests = [
+    request_of(RECORD, seed=i, temperature=i / 2, max_new_tokens=40)
+    for i in range(2)
+  ]
+  return requests, run(ss.Decoder(MODEL, batch_size=2), requests)
+
+
 @pytest.fixture
 def options(name, tmp_path):
   """What `Decoder` is told; a recurrent head is a file first."""
@@ -102,6 +113,8 @@ def test_outputs_are_those_of_plain_decoding(name, options):
     assert s.num_tree_rounds == (num_drafts if name in TREES else 0)
     num_verdicts = s.num_hits + s.num_late_hits + s.num_misses
     assert (num_verdicts > 0) == (name == 'persistent_trees' and num_drafts > 1)
+  requests, expected = records()
+  assert_same(run(decoder, requests), expected)
 
 
 def test_no_draft_of_serving_is_left_out():

@@ -1,7 +1,5 @@
 """Systems side by side: the program, its rows, and what it refuses."""
 
-import json
-
 import programs
 import pytest
 
@@ -27,44 +25,11 @@ def test_load(tmp_path):
   assert (tmp_path / 'load' / 'promises.png').exists()
 
 
-@pytest.mark.slow
-def test_prompts(model, tmp_path):
-  """Every system that decodes gives the output of plain decoding."""
-  prompts = tmp_path / 'prompts.jsonl'
-  prompt = {'question_id': 0, 'task': 'a', 'turns': ['What is rain? ' * 3]}
-  prompts.write_text(json.dumps(prompt))
-  names = [n for n, s in systems.SYSTEMS.items() if s.decodes]
-  for name in ('swiftspec', 'redrafter'):  # devices, a head
-    names.remove(name)
-  directory = tmp_path / 'results'
-  programs.output_of(
-    'compare',
-    f'--systems={",".join(names)}',
-    '--settings=prompts',
-    f'--target={model}',
-    f'--draft={model}',
-    f'--prompts={prompts}',
-    '--max_new_tokens=60',
-    f'--output_dir={directory}',
-  )
-  rows = {row['system']: row for row in programs.read_lines(directory)}
-  assert list(rows) == names
-  for name, row in rows.items():
-    assert row['outputs_equal']
-    assert row['setting'] == 'prompts'
-    assert row['acceptance_length'] >= 1
-    assert row['tokens_per_second'] > 0
-    assert (row['speedup'] == 1) == (name == systems.PLAIN)
-  assert (directory / 'prompts' / 'results.png').exists()
-
-
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
     (('--systems=tree,eagle',), "unknown name 'eagle'"),
-    (('--systems=ddd,ddd',), '--systems names ddd twice'),
     (('--systems=su', '--settings=prompts'), 'none of su takes part'),
-    (('--policies=none',), '--policies has no meaning here'),
   ],
 )
 def test_bad_flags(tmp_path, flags, message):

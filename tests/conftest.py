@@ -93,9 +93,7 @@ LONGEST = (
   'server_test',
   'engine_tree_test',
   'simulate_load_test',
-  'evaluate_draft_test',
   'train_draft_test',
-  'tune_test',
   'verify_test',
 )
 

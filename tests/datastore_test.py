@@ -200,7 +200,7 @@ def test_texts_end_at_eos():
 
 
 def test_programs(model, tmp_path):
-  """Text files become a store that an engine takes, promises or not."""
+  """Text files become a store that a program takes."""
   for i in range(2):
     (tmp_path / f'{i}.txt').write_text(f'The sea is deep and blue, {i} times.')
   target = f'--target={model}'
@@ -214,34 +214,16 @@ def test_programs(model, tmp_path):
   assert json.loads((store / 'store.json').read_text())['vocabulary']['size']
   opened = TokenStore.open(store)
   assert (opened.tokens == 0).sum() == 2
-  prompts = tmp_path / 'prompts.jsonl'
-  prompt = {'question_id': 0, 'task': 'short', 'turns': ['The sea is']}
-  prompts.write_text(json.dumps(prompt))
-  load = (
-    'serve_load',
-    target,
-    f'--prompts={prompts}',
-    '--rows=2',
-    '--query_tokens=12',
-    '--contexts=64',
-    '--max_length=4',
-    '--slo_tpots=0.000001:1,100:1',
-    '--policies=none,fixed_4',
-    '--request_rates=50',
-    '--num_requests=6',
-    '--output_tokens=8',
-  )
+  (expected,) = ss.generate(ss.load(model), 'The sea is', max_new_tokens=24)
   output = programs.output_of(
-    *load,
+    'generate',
+    target,
     '--mode=datastore',
     f'--datastore={store}',
-    f'--output_dir={tmp_path / "load"}',
+    '--max_new_tokens=24',
+    '--prompt=The sea is',
   )
-  plain, drafted = programs.read_lines(tmp_path / 'load')
-  assert plain['tpot_attainment_100000ms'] == 1
-  assert plain['tpot_attainment_0.001ms'] == 0
-  assert drafted['mean_num_speculative_tokens'] > 0
-  assert (tmp_path / 'load' / 'promises.png').exists()
+  assert output == f'{expected.text}\n'
 
 
 def test_counts_of_own_text_are_those_of_a_scan():

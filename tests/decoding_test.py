@@ -18,13 +18,12 @@ from swiftspec_jax import errors, profiling, testing
 pytestmark = pytest.mark.usefixtures('no_programs')
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
-# The same weights draft perfectly, others hardly ever.
+# Right hardly ever.
 BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')
 
 DRAFTS = {
   'none': None,
   'prompt_lookup': ss.PromptLookup(num_speculative_tokens=3),
-  'perfect_draft': TARGET,
   'bad_draft': BAD_DRAFT,
 }
 
@@ -56,8 +55,10 @@ def test_plain_decoding_equals_prefill_for_each_token():
     )
 
 
-@pytest.mark.parametrize('draft', DRAFTS)
-@pytest.mark.parametrize('run_ahead', [0, 2])
+@pytest.mark.parametrize(
+  ('draft', 'run_ahead'),
+  [('none', 2), ('prompt_lookup', 0), ('prompt_lookup', 2), ('bad_draft', 0)],
+)
 def test_greedy_output_is_that_of_plain_decoding(draft, run_ahead):
   """One row; `test_a_row_depends_on_its_own_request_only` has batches."""
   decoder = ss.Decoder(TARGET, DRAFTS[draft], run_ahead=run_ahead)
@@ -115,7 +116,7 @@ def assert_follows_distribution(results, table):
   assert statistic < 69
 
 
-@pytest.mark.parametrize('draft', ['none', 'prompt_lookup', 'model'])
+@pytest.mark.parametrize('draft', ['none', 'model'])
 def test_sampled_sequences_follow_the_target_distribution(draft):
   """Chi-square over all sequences of three tokens, through the whole loop."""
   size = 3
@@ -123,9 +124,6 @@ def test_sampled_sequences_follow_the_target_distribution(draft):
   target = testing.table_model(table)
   drafts = {
     'none': None,
-    'prompt_lookup': ss.PromptLookup(
-      num_speculative_tokens=2, prompt_lookup_min=1
-    ),
     'model': testing.table_model(markov_table(size, seed=5)),
   }
   decoder = ss.Decoder(target, drafts[draft], batch_size=64)
@@ -147,9 +145,14 @@ def letters(text):
 
 
 @pytest.mark.parametrize(
-  'draft', [None, ss.PromptLookup(prompt_lookup_min=1), 'itself']
+  ('draft', 'run_ahead'),
+  [
+    (None, 1),
+    (ss.PromptLookup(prompt_lookup_min=1), 0),
+    (ss.PromptLookup(prompt_lookup_min=1), 3),
+    ('itself', 1),
+  ],
 )
-@pytest.mark.parametrize('run_ahead', [0, 1, 3])
 def test_stops_cut_the_output_exactly(draft, run_ahead):
   model = text_model('abcdefgh', eos_token_ids=[7])
   draft = model if draft == 'itself' else draft
@@ -229,7 +232,7 @@ def greedy_requests():
   return plain + adjusted, expected
 
 
-@pytest.mark.parametrize('draft', DRAFTS)
+@pytest.mark.parametrize('draft', ['prompt_lookup', 'bad_draft'])
 def test_a_row_depends_on_its_own_request_only(draft):
   """Same seed, same tokens, whatever else is in the batch."""
   greedy, expected = greedy_requests()
@@ -263,16 +266,6 @@ def test_hot_loop_reads_nothing_implicitly():
   with jax.transfer_guard_device_to_host('disallow'):
     got = run(decoder, requests)
   assert [r.token_ids for r in got] == [r.token_ids for r in expected]
-
-
-def test_closing_early_leaves_the_decoder_usable():
-  decoder = ss.Decoder(TARGET, TARGET)
-  request = requests_of(1, max_new_tokens=50)[0]
-  expected = run(decoder, [request])[0].token_ids
-  events = decoder.run([request])
-  next(events)
-  events.close()
-  assert run(decoder, [request])[0].token_ids == expected
 
 
 @pytest.mark.parametrize(

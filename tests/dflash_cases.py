@@ -8,7 +8,7 @@ at once.
 import checkpoint_cases
 import numpy as np
 from checkpoint_cases import NUM_OUTPUTS, output_ids
-from eagle3_cases import SIZES, rms_norm, rotate
+from eagle3_cases import SIZES, attend, gated, rms_norm, rotate
 
 LAYOUTS = ('z-lab', 'speculators')
 SIZES = {**SIZES, 'model_type': 'qwen3', 'num_hidden_layers': 2}
@@ -124,17 +124,12 @@ def block_hidden(
     queries = rms_norm(heads(normed, 'q'), get('self_attn.q_norm'))
     keys = rms_norm(heads(seen, 'k'), get('self_attn.k_norm'))
     queries, keys = rotate(queries, places[-BLOCK:]), rotate(keys, places)
-    keys, values = (np.repeat(v, 2, axis=1) for v in (keys, heads(seen, 'v')))
-    scores = np.einsum('the,she->hts', queries, keys) / np.sqrt(HEAD_DIM)
-    scores = np.where(is_seen, scores, -np.inf)
-    probs = np.exp(scores - scores.max(-1, keepdims=True))
-    probs /= probs.sum(-1, keepdims=True)
-    attended = np.einsum('hts,she->the', probs, values).reshape(BLOCK, -1)
+    attended = attend(queries, keys, heads(seen, 'v'), is_seen)
     x = x + attended @ get('self_attn.o_proj').T
     normed = rms_norm(x, get('post_attention_layernorm'))
-    gate = normed @ get('mlp.gate_proj').T
-    up = normed @ get('mlp.up_proj').T
-    x = x + (gate / (1 + np.exp(-gate)) * up) @ get('mlp.down_proj').T
+    x = x + gated(
+      normed, *(get(f'mlp.{name}_proj') for name in ('gate', 'up', 'down'))
+    )
   return rms_norm(x, weights['norm.weight'])
 
 

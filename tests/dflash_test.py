@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eagle3_test import TEXT, features_of, target_of
-from engine_cases import RandomLengths, assert_empty, make_sizes
+from engine_cases import (
+  RandomLengths,
+  assert_empty,
+  make_sizes,
+  results_of,
+)
 from engine_feature_test import record_drafts
 from tree_cases import CONFIG, TREE, requests_of
 
@@ -97,8 +102,7 @@ def serve(
     engine.programs.compile_all()
   found = record_drafts(engine)
   with profiling.count_compilations() as compilations:
-    handles = [engine.submit(request) for request in requests]
-    results = [handle.result() for handle in handles]
+    results = results_of(engine, requests)
   assert not (is_warm and compilations.count)
   assert_empty(engine)
   return [result.token_ids for result in results], found, results
@@ -353,15 +357,6 @@ def test_right_drafts_are_accepted(tmp_path, temperature):
   assert tokens == [(constant,) * 30] * 3
   for result in results:
     assert result.stats.num_accepted == result.stats.num_drafted > 20
-
-
-@pytest.mark.parametrize('lengths', [(0,), (0, LENGTH)])
-def test_without_drafts_it_decodes_plainly(directory, lengths):
-  target, _, draft = pair(directory)
-  policy = FixedLength(0)
-  tokens, found, _ = serve(target, draft, REQUESTS, policy, lengths)
-  assert tokens == plain()
-  assert not found
 
 
 def test_devices_that_share(directory):

@@ -112,6 +112,21 @@ def rotate(x, positions):
   )
 
 
+def attend(queries, keys, values, is_seen):
+  """Heads [T, H, E] over rows [S, G, E], of which two heads share one."""
+  keys, values = (np.repeat(x, 2, axis=1) for x in (keys, values))
+  scores = np.einsum('the,she->hts', queries, keys)
+  scores = np.where(is_seen, scores / np.sqrt(queries.shape[2]), -np.inf)
+  probs = np.exp(scores - scores.max(-1, keepdims=True))
+  probs /= probs.sum(-1, keepdims=True)
+  return np.einsum('hts,she->the', probs, values).reshape(len(queries), -1)
+
+
+def gated(x, gate, up, down):
+  gate = x @ gate.T
+  return (gate / (1 + np.exp(-gate)) * (x @ up.T)) @ down.T
+
+
 def project(weights, features):
   """What a head makes of features [T, layers * D] of its target."""
   features = features.astype(np.float64)
@@ -156,17 +171,12 @@ def forward(weights, embeddings, features, *, first=0, before=False):
     for name in 'qkv'
   )
   queries, keys = rotate(queries, positions), rotate(keys, positions)
-  keys, values = (np.repeat(x, 2, axis=1) for x in (keys, values))
-  scores = np.einsum('the,she->hts', queries, keys) / np.sqrt(heads)
-  scores = np.where(np.tri(size, dtype=bool), scores, -np.inf)
-  probs = np.exp(scores - scores.max(-1, keepdims=True))
-  probs /= probs.sum(-1, keepdims=True)
-  attended = np.einsum('hts,she->the', probs, values).reshape(size, -1)
+  attended = attend(queries, keys, values, np.tri(size, dtype=bool))
   x = (normed if before else features) + attended @ get('self_attn.o_proj').T
   normed = rms_norm(x, get('post_attention_layernorm'))
-  gate = normed @ get('mlp.gate_proj').T
-  up = normed @ get('mlp.up_proj').T
-  out = x + (gate / (1 + np.exp(-gate)) * up) @ get('mlp.down_proj').T
+  out = x + gated(
+    normed, *(get(f'mlp.{name}_proj') for name in ('gate', 'up', 'down'))
+  )
   return out, rms_norm(out, weights['norm.weight']) @ weights[
     'lm_head.weight'
   ].T

@@ -166,6 +166,12 @@ def random_requests(count, seed=0, longest_prompt=90):
   return requests
 
 
+def results_of(engine, requests):
+  """Returns the results of requests that all come at once."""
+  handles = [engine.submit(request) for request in requests]
+  return [handle.result() for handle in handles]
+
+
 def assert_empty(engine, num_pages=NUM_PAGES):
   """No page, slot or request is left."""
   scheduler = engine.scheduler

@@ -1,16 +1,19 @@
 """Drafts of an engine that read features of the target, against an oracle."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_cases import FEW, RandomLengths, make_sizes, tokens_of
+from engine_cases import (
+  FEW,
+  RandomLengths,
+  make_sizes,
+  results_of,
+  tokens_of,
+)
 from feature_draft_test import features_before, fed_pair, read
-from tree_cases import CONFIG, requests_of
+from tree_cases import requests_of
 
-from swiftspec_jax import errors, testing
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
@@ -65,8 +68,7 @@ def test_drafts_are_those_of_the_oracle(make_draft):
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
   for _ in range(2):
-    handles = [engine.submit(request) for request in requests]
-    results = [handle.result() for handle in handles]
+    results = results_of(engine, requests)
   assert engine.scheduler.num_preemptions > 0
   assert engine.scheduler.num_shared_tokens > 0
   assert len(results[0].token_ids) == 60
@@ -76,11 +78,3 @@ def test_drafts_are_those_of_the_oracle(make_draft):
     assert tokens == chain_of_oracle(target, draft, text, len(tokens))
   accepted = sum(outcome.num_accepted.sum() for outcome in policy.outcomes)
   assert accepted > 20
-
-
-def test_a_draft_of_another_target_is_refused():
-  _, draft = fed_pair((0, 1), (0, 1))
-  shallow = dataclasses.replace(CONFIG, num_layers=1)
-  small = testing.random_model(shallow, name='small')
-  with pytest.raises(errors.UserError, match='small has 1 layers of 32'):
-    Engine(small, draft, sizes=make_sizes())

@@ -2,12 +2,10 @@
 
 import itertools
 
-import engine_cases
 import numpy as np
 import pytest
-from decoding_cases import requests_of
 from decoding_test import markov_table
-from engine_cases import NEAR_TARGET, TARGET, RandomLengths
+from engine_cases import NEAR_TARGET, RandomLengths
 from engine_test import alone
 from serving_cases import linear_costs
 
@@ -149,22 +147,6 @@ def test_stats_count_levels():
   assert drafted[0] >= drafted[1] >= drafted[2] > 0 == sum(drafted[3:])
   assert stats.num_accepted == sum(stats.accepted_per_position) > 20
   assert stats.num_drafted > sum(drafted)
-
-
-def test_the_narrowest_tree_is_a_chain_and_stays_in_step():
-  """Item 29: neither steps without drafts nor preemption leave a gap."""
-  draft = TreeDraft(model=TARGET, width=1, branching=1, **MODEL_ALONE)
-  sizes = engine_cases.make_sizes(drafts=engine_cases.FEW)
-  engine = Engine(TARGET, draft, sizes=sizes, policy=RandomLengths(2))
-  requests = requests_of(8, ignore_eos=True, max_new_tokens=60, temperature=1.0)
-  handles = [engine.submit(request) for request in requests]
-  results = [handle.result() for handle in handles]
-  assert engine.scheduler.num_preemptions > 0
-  for got, expected in zip(results, alone(requests), strict=True):
-    assert got.token_ids == expected.token_ids
-  for outcome in engine.policy.outcomes:
-    assert outcome.num_accepted.tolist() == outcome.lengths.tolist()
-  assert sum(outcome.lengths.sum() for outcome in engine.policy.outcomes) > 40
 
 
 @pytest.mark.parametrize('seconds_per_token', [0.0, 0.0003])

@@ -41,9 +41,9 @@ def pooled(estimator):
   return estimator.gains(view)[:, 0]
 
 
-@pytest.mark.parametrize('acceptance', [0.5, 0.7, 0.9])
-def test_the_rate_has_no_bias(acceptance):
+def test_the_rate_has_no_bias():
   """Item 15, beside the ratio that has."""
+  acceptance = 0.7
   estimator, naive = ChainEstimator(), cases.NaiveRatio()
   feed(estimator, acceptance, 400, num_rows=256)
   assert estimator.acceptance_rate == pytest.approx(acceptance, abs=0.01)
@@ -56,9 +56,7 @@ def test_the_rate_has_no_bias(acceptance):
 @pytest.mark.parametrize(
   ('acceptance', 'ratios'),
   [
-    (0.5, (0.5, 0.375, 0.292, 0.194, 0.142)),
     (0.7, (0.7, 0.595, 0.511, 0.388, 0.306)),
-    (0.8, (0.8, 0.72, 0.651, 0.538, 0.452)),
     (0.9, (0.9, 0.855, 0.813, 0.737, 0.671)),
   ],
 )
@@ -284,8 +282,7 @@ def test_nodes_that_were_left_out_count():
   np.testing.assert_allclose(gains, [3 / 8, 2 / 8, 1 / 8], atol=0.03)
 
 
-@pytest.mark.parametrize('threshold', [0.0, 0.3, 0.6, 0.8])
-@pytest.mark.parametrize('power', [1.0, 0.5])
+@pytest.mark.parametrize(('threshold', 'power'), [(0.6, 1.0), (0.3, 0.5)])
 def test_tokens_that_were_left_out_count(threshold, power):
   """Of tokens that are accepted with 0.6 only confident ones are verified.
 

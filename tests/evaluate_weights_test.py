@@ -31,13 +31,9 @@ def test_score_is_what_decoding_says(model):
   assert rated.top.shape == (12, 2)
 
 
+@pytest.mark.ci
 def test_report(model, tmp_path):
-  prompts = tmp_path / 'prompts.jsonl'
-  lines = [
-    {'question_id': i, 'task': 'qa', 'turns': [text]}
-    for i, text in enumerate(('What is rain?', 'Name a tree.'))
-  ]
-  prompts.write_text('\n'.join(map(json.dumps, lines)))
+  prompts = programs.write_prompts(tmp_path, 'What is rain?', 'Name a tree.')
   output = programs.output_of(
     'studies.evaluate_weights',
     f'--target={model}',

@@ -9,23 +9,18 @@ import numpy as np
 import paged_attention_test as paged
 import pytest
 from attention_oracle import TOLERANCES, ancestor_mask, oracle
+from interpreters import implementations
 
-from kernels_pallas import comparison
 from kernels_pallas.fused_attention import api, native, pallas_gpu, reference
 from kernels_pallas.fused_paged_attention import api as paged_api
-from kernels_pallas.fused_paged_attention import arg_specs as paged_specs
 from kernels_pallas.fused_paged_attention import pallas_gpu as paged_gpu
 from kernels_pallas.fused_paged_attention import reference as paged_reference
 from swiftspec_jax import sharding as sharding_lib
 
-IMPLEMENTATIONS = {
-  'reference': reference.fused_attention,
-  'pallas_gpu': functools.partial(
-    pallas_gpu.fused_attention,
-    config=pallas_gpu.Config(block_kv=32, num_splits=3),
-    interpret=True,
-  ),
-}
+IMPLEMENTATIONS = implementations(
+  'fused_attention',
+  pallas_gpu=pallas_gpu.Config(block_kv=32, num_splits=3),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,14 +168,10 @@ def test_a_chain_has_no_mask(monkeypatch):
       np.testing.assert_allclose(x, y, atol=2e-6)
 
 
-PAGED = {
-  'reference': paged_reference.fused_paged_attention,
-  'pallas_gpu': functools.partial(
-    paged_gpu.fused_paged_attention,
-    config=paged_gpu.Config(block_kv=32, num_splits=3),
-    interpret=True,
-  ),
-}
+PAGED = implementations(
+  'fused_paged_attention',
+  pallas_gpu=paged_gpu.Config(block_kv=32, num_splits=3),
+)
 # The second block of each case goes on with the row of the first, from the last
 # token of a page on; of some rows nothing is in the pages yet.
 PAGED_CASES = {
@@ -296,27 +287,6 @@ def test_pages_equal_oracle(name, case):
   assert np.isfinite(attended).all()
   for got, rows in zip(cache, want_cache, strict=True):
     close(np.asarray(got, np.float32), rows)
-
-
-def test_a_comparison_agrees_in_the_interpreter(monkeypatch):
-  """With a row of two blocks, and padding."""
-  monkeypatch.setattr(paged_gpu, 'fused_paged_attention', PAGED['pallas_gpu'])
-  spec = paged_specs.ArgSpec(
-    name='tiny',
-    num_tokens=4,
-    num_kv_heads=1,
-    num_groups=2,
-    head_dim=32,
-    context=28,
-    tree_size=4,
-    dtype='float32',
-    window=None,
-    batch_size=2,
-    page_size=16,
-    has_sinks=True,
-  )
-  found = comparison.compare('fused_paged_attention', 'pallas_gpu', spec)
-  assert found.is_same
 
 
 def test_each_device_takes_its_heads_of_pages(monkeypatch):

@@ -72,16 +72,6 @@ def test_expected_tokens(acceptance, length, num_rows, num_drafting, expected):
   assert closed == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize('acceptance', [0.5, 0.7, 0.95])
-def test_positions_add_up_to_the_geometric_form(acceptance):
-  """Item 2."""
-  found = [expected_tokens(acceptance, k, 1, 1) for k in range(8)]
-  closed = [cases.geometric_tokens(acceptance, k, 1, 1) for k in range(8)]
-  np.testing.assert_allclose(found, closed, atol=1e-9)
-  survival = acceptance ** np.arange(1, 8)
-  np.testing.assert_allclose(np.diff(found), survival, atol=1e-9)
-
-
 def test_curve():
   """Item 3."""
   golden = [2305.9, 3160.0, 3739.8, 4000.2, 4073.1, 4037.5, 3941.4, 3813.5]

@@ -11,33 +11,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interpreters import interpret_tpu
+from interpreters import implementations
 
 from kernels_pallas.grouped_matmul import (
   api,
   arg_specs,
   pallas_gpu,
   pallas_tpu,
-  reference,
   tiles,
 )
 from swiftspec_jax import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
-IMPLEMENTATIONS = {
-  'reference': reference.grouped_matmul,
-  'pallas_tpu': functools.partial(
-    pallas_tpu.grouped_matmul,
-    config=pallas_tpu.Config(block_rows=16, block_outputs=128),
-    interpret=interpret_tpu(),
-  ),
-  'pallas_gpu': functools.partial(
-    pallas_gpu.grouped_matmul,
-    config=pallas_gpu.Config(block_outputs=16),
-    interpret=True,
-  ),
-}
+IMPLEMENTATIONS = implementations(
+  'grouped_matmul',
+  pallas_tpu=pallas_tpu.Config(block_rows=16, block_outputs=128),
+  pallas_gpu=pallas_gpu.Config(block_outputs=16),
+)
 NUM_EXPERTS = 5
 NUM_INPUTS, NUM_OUTPUTS = 192, 144  # not of whole tiles of 128
 # dtype of the rows, and groups.

@@ -32,9 +32,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def prompts(tmp_path):
-  path = tmp_path / 'prompts.jsonl'
-  path.write_text('{"question_id": 1, "task": "qa", "turns": ["hello hello"]}')
-  return path
+  return programs.write_prompts(tmp_path, 'hello hello')
 
 
 def flags_of(model):

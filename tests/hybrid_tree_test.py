@@ -67,9 +67,8 @@ def test_splits_and_adaptive_sizes_are_compiled_by_warmup():
       assert array.sharding.device_set == set(model.mesh.devices.flat)
 
 
-@pytest.mark.parametrize('mode', DEVICES)
-def test_pauses_change_no_token(mode):
-  target, draft = pair(*DEVICES[mode], 1)
+def test_pauses_change_no_token():
+  target, draft = pair(*DEVICES['async'], 1)
   tree_decoder = ss.Decoder(
     target, draft, tree=HYBRID, batch_size=3, policy=RandomLengths(0)
   )

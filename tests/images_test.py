@@ -22,7 +22,6 @@ from swiftspec_jax.drafters import engine_drafter, make_drafter, text_only
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.drafters.models.self_draft import SelfDraft
-from swiftspec_jax.drafters.texts.datastore import Datastore
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import vision
 from swiftspec_jax.policies.fixed_length import FixedLength
@@ -73,8 +72,8 @@ def golden_request(**sampling):
 
 
 def tokens_of(engine, requests):
-  handles = [engine.submit(request) for request in requests]
-  return [handle.result().token_ids for handle in handles]
+  results = engine_cases.results_of(engine, requests)
+  return [result.token_ids for result in results]
 
 
 def embed(model, pixels):
@@ -125,7 +124,6 @@ def drafts_of(models):
   )
   return {
     'lookup': LOOKUP,
-    'datastore': Datastore(min_prob=0),
     'chain': models['text'],
     'tree': TreeDraft(
       model=testing.random_model(reading),
@@ -176,9 +174,7 @@ def test_steps_ahead_and_more_devices_change_no_output(models, tmp_path):
     assert list(found[i]) == GOLDEN['clip']['token_ids']
 
 
-@pytest.mark.parametrize(
-  'name', ['lookup', 'datastore', 'chain', 'tree', 'self']
-)
+@pytest.mark.parametrize('name', ['lookup', 'chain', 'tree', 'self'])
 def test_drafts_change_no_output(models, plain_outputs, name):
   requests, outputs = plain_outputs
   draft = drafts_of(models)[name]

@@ -207,12 +207,3 @@ def test_abstract_parameters_are_those_of_the_model():
     jax.tree.leaves(abstract), jax.tree.leaves(model.params), strict=True
   ):
     assert (want.shape, want.dtype) == (leaf.shape, leaf.dtype)
-
-
-def test_saved_models_can_be_quantized(tmp_path, model):
-  ss.save(ss.load(model), tmp_path / 'saved')
-  again = ss.load(tmp_path / 'saved', weight_dtype='int8_dynamic')
-  want = ss.load(model, weight_dtype='int8_dynamic')
-  jax.tree.map(np.testing.assert_array_equal, again.params, want.params)
-  with pytest.raises(ss.UserError, match='is quantized to int8_dynamic; load'):
-    ss.save(again, tmp_path / 'again')

@@ -14,35 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from interpreters import interpret_tpu
+from interpreters import implementations, interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from kernels_pallas.kv_commit import (
-  api,
-  native,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
+from kernels_pallas.kv_commit import api, pallas_gpu, pallas_tpu
 from kernels_pallas.paged_commit import api as paged_api
 from kernels_pallas.paged_commit import pallas_gpu as paged_gpu
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
 
-IMPLEMENTATIONS = {
-  'reference': reference.kv_commit,
-  'native': native.kv_commit,
-  'pallas_tpu': functools.partial(
-    pallas_tpu.kv_commit, interpret=interpret_tpu()
-  ),
-  'pallas_gpu': functools.partial(
-    pallas_gpu.kv_commit,
-    config=pallas_gpu.Config(num_caches=4),
-    interpret=True,
-  ),
-}
+IMPLEMENTATIONS = implementations(
+  'kv_commit',
+  native=None,
+  pallas_tpu=None,
+  pallas_gpu=pallas_gpu.Config(num_caches=4),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

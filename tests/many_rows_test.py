@@ -4,28 +4,21 @@ On CPUs jax 0.10.2 gets an entry of some of them wrong, and says nothing
 (jax-ml/jax#39103). These are the ones that training and `scoring` compute.
 """
 
+import dataclasses
+
+import decoding_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kernels_pallas import products
-from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.distillation import losses, student, training
 from swiftspec_jax.models import params as params_lib
 
 VOCAB = 64
-CONFIG = ModelConfig(
-  family='llama',
-  vocab_size=VOCAB,
-  num_layers=1,
-  embed_dim=16,
-  num_heads=2,
-  num_kv_heads=1,
-  head_dim=8,
-  ffw_dim=32,
-  max_context=32,
-  tie_embeddings=False,
+CONFIG = dataclasses.replace(
+  decoding_cases.CONFIG, vocab_size=VOCAB, tie_embeddings=False
 )
 TRAINING = training.TrainingConfig(
   student=student.StudentConfig(num_layers=1), loss=losses.LossWeights()

@@ -11,14 +11,13 @@ import checkpoint_cases
 import jax
 import numpy as np
 import pytest
-from checkpoint_cases import change_config
 from decoding_cases import assert_same, run
-from eagle3_cases import rotate
+from eagle3_cases import attend, gated, rotate
 from eagle3_test import chain_of, features_of
-from engine_cases import RandomLengths, make_sizes
+from engine_cases import RandomLengths, make_sizes, results_of
 from engine_feature_test import record_drafts
 from safetensors import numpy as safetensors_numpy
-from tree_cases import MIXED, TREE, requests_of
+from tree_cases import requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
@@ -96,18 +95,11 @@ def forward(weights, tokens, before):
     rotate(queries, np.arange(size)),
     rotate(keys, np.arange(size)),
   )
-  keys, values = (np.repeat(each, 2, axis=1) for each in (keys, values))
-  scores = np.einsum('the,she->hts', queries, keys) / np.sqrt(HEAD_DIM)
-  scores = np.where(np.tri(size, dtype=bool), scores, -np.inf)
-  probs = np.exp(scores - scores.max(-1, keepdims=True))
-  probs /= probs.sum(-1, keepdims=True)
-  attended = np.einsum('hts,she->the', probs, values).reshape(size, -1)
+  attended = attend(queries, keys, values, np.tri(size, dtype=bool))
   x = x + attended @ get('self_attn.o_proj.weight').T
   normed = norm(x, 'post_attention')
-  gate = normed @ get('mlp.gate_proj.weight').T
-  up = normed @ get('mlp.up_proj.weight').T
-  hidden = gate / (1 + np.exp(-gate)) * up
-  out = norm(x + hidden @ get('mlp.down_proj.weight').T, 'final')
+  names = (f'mlp.{name}_proj.weight' for name in ('gate', 'up', 'down'))
+  out = norm(x + gated(normed, *map(get, names)), 'final')
   return out, out @ weights['lm_head.weight'].T
 
 
@@ -179,14 +171,6 @@ def test_the_target_is_one_of_qwen_2(tmp_path, pair_of):
   jax.tree.map(np.testing.assert_array_equal, same.params, target.params)
 
 
-def test_trees_write_what_plain_decoding_writes(pair_of):
-  """Greedy and sampled; the layer is on more devices than it has kv heads."""
-  target, draft = pair_of((3, 4), (0, 3))
-  results = run(ss.Decoder(target, draft, tree=TREE, batch_size=3), MIXED)
-  assert_same(results, run(ss.Decoder(target, batch_size=3), MIXED))
-  assert sum(result.stats.num_drafted for result in results) > 100
-
-
 def test_drafts_of_engines_are_those_of_the_oracle(weights, pair_of):
   """After steps without drafts, preemption and prompts that share pages."""
   target, draft = pair_of()
@@ -194,8 +178,7 @@ def test_drafts_of_engines_are_those_of_the_oracle(weights, pair_of):
   engine = Engine(target, draft, sizes=sizes, policy=RandomLengths(0))
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
-  handles = [engine.submit(request) for request in requests]
-  results = [handle.result() for handle in handles]
+  results = results_of(engine, requests)
   assert_same(results, run(ss.Decoder(target), requests))
   for i in np.random.default_rng(0).choice(len(found), 20, replace=False):
     text, tokens = found[i]
@@ -234,7 +217,7 @@ def test_tied_tables_are_the_targets(tmp_path):
 def test_what_is_not_understood_is_named(tmp_path, pair_of, changes, message):
   target, _ = pair_of()
   write(tmp_path)
-  change_config(tmp_path, **changes)
+  checkpoint_cases.change_config(tmp_path, **changes)
   with pytest.raises(errors.UserError, match=message):
     ss.load(tmp_path, draft_of=target)
 

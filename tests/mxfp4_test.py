@@ -88,11 +88,10 @@ def test_weights_are_those_of_the_format(tmp_path):
       assert matrix.scales.nbytes * 32 == matrix.values.size
 
 
-@pytest.mark.parametrize('num_devices', [1, 2, 4])
-def test_logits_are_those_of_the_weights(tmp_path, num_devices):
-  """In chunks and in a tree, over devices that share one block, too."""
+def test_logits_are_those_of_the_weights(tmp_path):
+  """In chunks and in a tree, over devices that share one block."""
   stored, plain = write(tmp_path)
-  model = ss.load(stored, devices=jax.devices()[:num_devices])
+  model = ss.load(stored, devices=jax.devices()[:4])
   wide = ss.load(plain)
   np.testing.assert_allclose(chain(model, 8), chain(wide, 8), atol=1e-4)
   np.testing.assert_allclose(tree(model), tree(wide), atol=1e-4)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from decoding_cases import run
 from decoding_test import markov_table
+from engine_cases import results_of
 from engine_tree_test import SIZE, make_sizes
 from tree_cases import DEVICES, TREE
 
@@ -54,19 +55,22 @@ def plain():
   return tokens_of(run(ss.Decoder(TARGET, batch_size=4), REQUESTS))
 
 
-@pytest.mark.parametrize('kind', SPOILED)
-@pytest.mark.parametrize('is_tree', [False, True], ids=['chain', 'tree'])
+@pytest.mark.parametrize(
+  ('is_tree', 'kind'),
+  [(False, 'at_times'), (True, 'always')],
+  ids=['chain', 'tree'],
+)
 def test_engine(plain, kind, is_tree):
   draft = spoiled_draft(kind)
   if is_tree:
     draft = TreeDraft(model=draft, width=8, branching=2, prompt_lookup=False)
   engine = Engine(TARGET, draft, sizes=make_sizes(), policy=FixedLength(6))
-  handles = [engine.submit(request) for request in REQUESTS]
-  assert tokens_of(handle.result() for handle in handles) == plain
+  assert tokens_of(results_of(engine, REQUESTS)) == plain
 
 
-@pytest.mark.parametrize('kind', SPOILED)
-@pytest.mark.parametrize('mode', DEVICES)
+@pytest.mark.parametrize(
+  ('kind', 'mode'), [('always', 'serial'), ('at_times', 'async')]
+)
 def test_decoder_with_trees(plain, kind, mode):
   first, last = (jax.devices()[slice(*part)] for part in DEVICES[mode])
   target = testing.table_model(TABLE, devices=first)
@@ -76,8 +80,7 @@ def test_decoder_with_trees(plain, kind, mode):
   assert decoder.engine.drafter.rows.is_async == (mode == 'async')
 
 
-@pytest.mark.parametrize('kind', SPOILED)
-def test_decoder_with_chains(plain, kind):
-  decoder = ss.Decoder(TARGET, spoiled_draft(kind), batch_size=4)
+def test_decoder_with_chains(plain):
+  decoder = ss.Decoder(TARGET, spoiled_draft('at_times'), batch_size=4)
   greedy = REQUESTS[::2]
   assert tokens_of(run(decoder, greedy)) == plain[::2]

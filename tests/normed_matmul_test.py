@@ -6,24 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from interpreters import implementations
 
 from kernels_pallas.normed_matmul import api, pallas_gpu, reference
 from swiftspec_jax import sharding
 
-
-def kernel(num_splits):
-  return functools.partial(
-    pallas_gpu.normed_matmul,
-    config=pallas_gpu.Config(block_outputs=16, num_splits=num_splits),
-    interpret=True,
-  )
-
-
-IMPLEMENTATIONS = {
-  'reference': reference.normed_matmul,
-  'pallas_gpu': kernel(4),  # for three chunks: one has nothing to do
-  'no_splits': kernel(1),
-}
+IMPLEMENTATIONS = implementations(
+  'normed_matmul',
+  # For three chunks: one has nothing to do.
+  pallas_gpu=pallas_gpu.Config(block_outputs=16, num_splits=4),
+)
+IMPLEMENTATIONS['no_splits'] = functools.partial(
+  IMPLEMENTATIONS['pallas_gpu'],
+  config=pallas_gpu.Config(block_outputs=16, num_splits=1),
+)
 NUM_INPUTS, NUM_OUTPUTS, EPSILON = 192, 144, 1e-3
 # Of the largest number, as in `quantized_matmul`.
 TOLERANCES = reference.TOLERANCES

@@ -1,13 +1,12 @@
 """EAGLE-3 heads that draft with masks, all tokens in one forward (P-EAGLE)."""
 
 import functools
-import json
 
 import eagle3_cases as cases
-import jax
 import numpy as np
 import pytest
-from dflash_test import LAYERS, LENGTH, REQUESTS, SAMPLED, TREES, plain, serve
+from checkpoint_cases import change_config
+from dflash_test import LAYERS, LENGTH, REQUESTS, plain, serve
 from eagle3_test import features_of, target_of
 from engine_cases import RandomLengths, make_sizes
 from tree_cases import CONFIG, TREE
@@ -15,7 +14,6 @@ from tree_cases import CONFIG, TREE
 import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
@@ -36,8 +34,7 @@ def load(directory, target, changes=(), **switches):
     vocab_size=CONFIG.vocab_size,
     **switches,
   )
-  path = directory / 'config.json'
-  path.write_text(json.dumps({**json.loads(path.read_text()), **dict(changes)}))
+  change_config(directory, **dict(changes))
   return weights, ss.load(directory, draft_of=target)
 
 
@@ -70,34 +67,11 @@ def test_drafts_are_those_of_the_published_forward(directory, index):
     assert drafted == expected[: len(drafted)]
 
 
-@pytest.mark.parametrize('makes_trees', [False, True])
-def test_sampled_output_is_that_of_plain_decoding(directory, makes_trees):
-  target, _, head = pair(directory)
-  expected, _, _ = serve(target, None, SAMPLED, None)
-  sizes = TREES if makes_trees else {}
-  draft = TreeDraft(model=head) if makes_trees else head
-  policy, is_warm = RandomLengths(1), not makes_trees
-  tokens, found, _ = serve(
-    target, draft, SAMPLED, policy, is_warm=is_warm, **sizes
-  )
-  assert tokens == expected
-  assert len(found) > 20
-
-
 def test_drafts_of_one_token_need_no_mask(directory):
   target, _, head = pair(directory)
   tokens, found, _ = serve(target, head, REQUESTS, FixedLength(1), (0, 1))
   assert tokens == plain()
   assert found
-
-
-def test_devices_that_share(directory):
-  pair(directory)  # writes it
-  target = target_of(2, (0, 2))
-  devices = jax.devices()[:2]
-  head = ss.load(directory / '0', draft_of=target, devices=devices)
-  tokens, _, _ = serve(target, head, REQUESTS[:2], FixedLength(LENGTH))
-  assert tokens == plain()[:2]
 
 
 def test_what_cannot_be_drafted_is_refused(directory):

@@ -85,12 +85,8 @@ def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
   monkeypatch.setenv('OMP_NUM_THREADS', '1')
   model, directory = tmp_path / 'model', tmp_path / 'results'
   testing.write_tiny_checkpoint(model)
-  prompts = tmp_path / 'prompts.jsonl'
-  lines = [
-    {'question_id': i, 'task': 'qa', 'turns': [text]}
-    for i, text in enumerate(('What is rain? ' * 5, 'Name a tree.', 'a'))
-  ]
-  prompts.write_text('\n'.join(map(json.dumps, lines)))
+  texts = 'What is rain? ' * 5, 'Name a tree.', 'a'
+  prompts = programs.write_prompts(tmp_path, *texts)
   programs.output_of(
     'benchmark',
     f'--target={model}',

@@ -172,6 +172,7 @@ CONFIG = dataclasses.replace(_BASE, num_nodes=(4,), num_draft_steps=(1, 3),
 """
 
 
+@pytest.mark.ci
 def test_program_plans(tmp_path):
   config, directory = tmp_path / 'config.py', tmp_path / 'results'
   config.write_text(CONFIG)

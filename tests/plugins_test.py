@@ -12,7 +12,7 @@ from engine_test import alone
 from swiftspec_jax.cli.flags import policy_names
 from swiftspec_jax.policies.batch_table import BatchTable
 
-DRAFTS = 'suffixes', 'datastore', 'tree'
+DRAFTS = 'suffixes', 'tree'
 
 
 @functools.cache

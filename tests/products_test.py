@@ -1,8 +1,10 @@
 """Products are the same on all platforms, up to one rounding."""
 
+import dataclasses
 import functools
 import re
 
+import decoding_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,6 @@ import pytest
 from kernels_pallas import int8_products, products
 from swiftspec_jax import sharding
 from swiftspec_jax.cache import dense
-from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Experts
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
@@ -117,16 +118,8 @@ def scores_of(params, config, token_ids, cache):
 )
 def test_accelerators_keep_all_bits_of_float32(platform, dtype, weight_dtype):
   """Those of attention, of experts and of the vocabulary, too."""
-  config = ModelConfig(
-    family='llama',
-    vocab_size=96,
-    num_layers=1,
-    embed_dim=32,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=16,
-    ffw_dim=32,
-    max_context=64,
+  config = dataclasses.replace(
+    decoding_cases.CONFIG,
     experts=Experts(num_experts=2, num_active=1, ffw_dim=32),
     weight_dtype=weight_dtype,
     kernels='reference',  # not those of the CPU that traces

@@ -197,6 +197,17 @@ def read_lines(directory, name='rows.jsonl'):
   return [json.loads(line) for line in lines]
 
 
+def write_prompts(folder, *texts):
+  """Writes a file of prompts of the tasks a and b; returns its path."""
+  path = folder / 'prompts.jsonl'
+  lines = (
+    {'question_id': i, 'task': 'ab'[i % 2], 'turns': [text]}
+    for i, text in enumerate(texts)
+  )
+  path.write_text('\n'.join(map(json.dumps, lines)))
+  return path
+
+
 def error_of(program, *flags):
   """Returns the one line with which a program refuses to work."""
   status, _, complaints = run(program, *flags)

@@ -6,7 +6,8 @@ import json
 import engine_cases
 import pytest
 import server_cases
-from engine_cases import DRAFTS, RandomLengths, assert_empty
+from decoding_cases import assert_same
+from engine_cases import DRAFTS, RandomLengths, assert_empty, results_of
 from engine_test import plain_load
 
 import swiftspec_jax as ss
@@ -32,9 +33,7 @@ def start_first(engine):
 
 
 def check(engine, requests, plain):
-  handles = [engine.submit(request) for request in requests]
-  for handle, expected in zip(handles, plain, strict=True):
-    assert handle.result().token_ids == expected.token_ids
+  assert_same(results_of(engine, requests), plain)
   assert_empty(engine)
 
 

@@ -5,10 +5,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import swiftspec_jax as ss
+from swiftspec_jax.drafters.texts.prompt_lookup import LookupDrafter
 from swiftspec_jax.step.rows import Rows
 
 SIZE = 24
@@ -77,3 +79,18 @@ def propose(drafter, token_ids, lengths, room=1):
 @functools.partial(jax.jit, static_argnums=0)
 def _propose(drafter, rows):
   return drafter.propose(rows)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=30))
+def test_the_host_finds_the_same(tokens):
+  drafter = ss.PromptLookup(num_speculative_tokens=5)
+  found = LookupDrafter(drafter).continuation(np.array(tokens), 5)
+  assert found.tolist() == (oracle(tokens, drafter) or [])
+
+
+@pytest.mark.parametrize('num_tokens', [1, 3, 7])
+def test_a_continuation_goes_on_periodically(num_tokens):
+  drafter = LookupDrafter(ss.PromptLookup(prompt_lookup_min=1))
+  found = drafter.continuation(np.array([9, 1, 2, 1, 2]), num_tokens)
+  assert found.tolist() == ([1, 2] * 4)[:num_tokens]

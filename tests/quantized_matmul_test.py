@@ -14,7 +14,11 @@ import numpy as np
 import pytest
 import scipy.special
 from hypothesis import strategies as st
-from interpreters import HAS_GPU_INTERPRETER, interpret_tpu, interpreting_gpu
+from interpreters import (
+  HAS_GPU_INTERPRETER,
+  implementations,
+  interpreting_gpu,
+)
 
 from kernels_pallas import dispatch
 from kernels_pallas.grouped_matmul import pallas_gpu as grouped_gpu
@@ -30,20 +34,12 @@ from swiftspec_jax import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
-IMPLEMENTATIONS = {
-  'reference': reference.quantized_matmul,
-  'pallas_tpu': functools.partial(
-    pallas_tpu.quantized_matmul,
-    config=pallas_tpu.Config(block_outputs=128),
-    interpret=interpret_tpu(),
-  ),
-  'pallas_gpu': functools.partial(
-    pallas_gpu.quantized_matmul,
-    # Four programs for three chunks: one has nothing to do.
-    config=pallas_gpu.Config(block_outputs=16, num_splits=4),
-    interpret=True,
-  ),
-}
+IMPLEMENTATIONS = implementations(
+  'quantized_matmul',
+  pallas_tpu=pallas_tpu.Config(block_outputs=128),
+  # Four programs for three chunks: one has nothing to do.
+  pallas_gpu=pallas_gpu.Config(block_outputs=16, num_splits=4),
+)
 NUM_PARTS, NUM_INPUTS, NUM_OUTPUTS = 2, 192, 144  # not of whole tiles of 128
 WEIGHTS = {'int8': 1, 'int4': 3, 'float8_e4m3fn': 3}  # groups
 # Of the sum of absolute products. float32: the order of sums. bfloat16: the
@@ -164,18 +160,6 @@ def test_shares_of_devices(axes, weight_dtype):
   arrays = arguments(1, 5, 'float32', weight_dtype)
   call = functools.partial(api.quantized_matmul, sharding=on_mesh)
   check(jax.jit(call)(*arrays), arrays)
-
-
-def test_choice_and_reason_can_be_read():
-  on_device = sharding.sharding_of(sharding.make_mesh(), (None, None, None))
-  arrays = arguments(2, 2, 'float32', 'int4')
-  call = functools.partial(api.quantized_matmul, sharding=on_device)
-  jax.eval_shape(call, *arrays)
-  newest = [c for c in dispatch.choices() if c.kernel == 'quantized_matmul'][-1]
-  assert newest.implementation == 'reference'
-  assert newest.shape == (
-    'x float32[2, 192], weight int4[2, 192, 144], 3 groups'
-  )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,13 @@ from decoding_cases import assert_same, run
 from distillation_cases import target as tiny_target
 from distillation_cases import write_data
 from eagle3_test import project_features
-from engine_cases import RandomLengths, assert_empty, make_sizes, trees_of
+from engine_cases import (
+  RandomLengths,
+  assert_empty,
+  make_sizes,
+  results_of,
+  trees_of,
+)
 from feature_draft_test import read
 from tree_cases import CONFIG, DEVICES, TREE, requests_of
 
@@ -410,8 +416,7 @@ def test_the_engine_changes_no_token(good_pair, plain, kind):
   engine = Engine(
     target, DRAFTS[kind](head), sizes=make_sizes(drafts=BEAMS), policy=policy
   )
-  handles = [engine.submit(request) for request in MIXED]
-  results = [handle.result() for handle in handles]
+  results = results_of(engine, MIXED)
   assert_same(results, plain)
   assert num_accepted(results) > 50
   assert_empty(engine)

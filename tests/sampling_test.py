@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import SamplingParams
@@ -228,19 +227,3 @@ def test_bad_values_are_refused(values, message):
 def test_token_ids_outside_the_vocabulary_are_refused(values):
   with pytest.raises(errors.UserError, match='ids are 0 to 15'):
     SamplingParams(**values).check_vocabulary(VOCAB)
-
-
-def test_law_is_the_same_on_kernels():
-  logits = np.random.default_rng(2).normal(size=(2, 3, 300)).astype(np.float32)
-  batch = [
-    SamplingParams(temperature=0.7, top_k=40, top_p=0.9),
-    SamplingParams(temperature=1.0, top_p=0.5),
-  ]
-  state = sampling_lib.make_state(batch, 300)
-  distribution_logits = jax.jit(
-    sampling_lib.distribution_logits, static_argnames='kernels'
-  )
-  want = distribution_logits(logits, state)
-  with pltpu.force_tpu_interpret_mode():
-    got = distribution_logits(logits, state, kernels='pallas_tpu')
-  np.testing.assert_array_equal(got, want)

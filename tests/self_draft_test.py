@@ -2,7 +2,6 @@
 
 import engine_cases
 import numpy as np
-import programs
 import pytest
 from serving_cases import Oracle, linear_costs, make_view, unpadded
 
@@ -66,8 +65,7 @@ def requests_of(lengths, seed=0, **options):
 
 def serve(draft, requests, length=LENGTH):
   engine = engine_cases.make_engine(draft, FixedLength(length))
-  handles = [engine.submit(request) for request in requests]
-  results = [handle.result() for handle in handles]
+  results = engine_cases.results_of(engine, requests)
   engine_cases.assert_empty(engine)
   return [result.token_ids for result in results], [r.stats for r in results]
 
@@ -132,21 +130,6 @@ def test_goodput_drafts_where_it_pays(num_rows, context):
   view = make_view(num_rows, buckets, kv_length=context)
   lengths = policy.plan_draft(view).lengths
   assert (lengths > 0).all() == (speedup(num_rows, context) > 1)
-
-
-@pytest.mark.parametrize(
-  ('flag', 'mode'),
-  [
-    ('window=9', 'self'),
-    ('num_phrases=2', 'phrases'),
-    ('past_tokens=9', 'datastore'),
-  ],
-)
-def test_flags_belong_to_modes(tmp_path, flag, mode):
-  found = programs.error_of(
-    'serve_load', f'--{flag}', f'--output_dir={tmp_path}'
-  )
-  assert f'give --mode={mode}' in found
 
 
 def test_bad_options_are_refused():

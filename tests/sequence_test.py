@@ -5,7 +5,7 @@ import functools
 import jax
 import pytest
 from decoding_cases import CONFIG, requests_of, run
-from engine_cases import FEW, TARGET, TREES, make_sizes
+from engine_cases import FEW, TARGET, TREES, make_sizes, results_of
 
 import swiftspec_jax as ss
 from experiments.aot import long_context, rows, targets
@@ -44,8 +44,8 @@ def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
   sizes = make_sizes(drafts=TREES if drafts == 'tree' else FEW)
   engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
   requests = requests_of(3, max_new_tokens=24)
-  handles = [engine.submit(request) for request in requests]
-  assert [x.result().token_ids for x in handles] == expected()
+  results = results_of(engine, requests)
+  assert [result.token_ids for result in results] == expected()
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,7 @@ def check_end(together, client):
   assert complaints.count('error') == 1, complaints
 
 
+@pytest.mark.ci
 def test_two_hosts_share_the_target(model, tmp_path):
   with serving(
     tmp_path,

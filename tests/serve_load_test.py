@@ -11,7 +11,6 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 from simulate_load_test import COLUMNS
 
-import swiftspec_jax as ss
 from experiments import serve_load
 from swiftspec_jax import errors
 from swiftspec_jax.cli.flags import cost_flags, engine_flags
@@ -37,13 +36,8 @@ def load(*flags):
 
 def write_prompts(tmp_path):
   """Writes three prompts; returns the flag that names them."""
-  prompts = tmp_path / 'prompts.jsonl'
-  lines = [
-    json.dumps({'question_id': i, 'task': 'short', 'turns': [f'{i} and {i}']})
-    for i in range(3)
-  ]
-  prompts.write_text('\n'.join(lines))
-  return f'--prompts={prompts}'
+  texts = (f'{i} and {i}' for i in range(3))
+  return f'--prompts={programs.write_prompts(tmp_path, *texts)}'
 
 
 def of_models(model, mode):
@@ -52,15 +46,10 @@ def of_models(model, mode):
   return *models, f'--mode={mode}'
 
 
-MODES = pytest.mark.parametrize(
-  'mode', ['chain', pytest.param('tree', marks=pytest.mark.slow)]
-)
-
-
-@MODES
-def test_costs(model, tmp_path, mode):
+@pytest.mark.ci
+def test_costs(model, tmp_path):
   """On a busy machine there is an explanation instead of a file."""
-  flags, costs = of_models(model, mode), tmp_path / 'costs.json'
+  flags, costs = of_models(model, 'chain'), tmp_path / 'costs.json'
   status, output, complaints = programs.run(
     'profile_costs', *flags, *SIZES, '--repeats=9', f'--output={costs}'
   )
@@ -74,16 +63,12 @@ def test_costs(model, tmp_path, mode):
   assert storage.load(costs).key.buckets.rows == (1, 2, 3)
 
 
-def save_costs(model, path, mode):
+def save_costs(model, path):
   """Costs of the small engine that nobody has measured."""
-  draft = f'{model} (1 layers)'
-  if mode == 'tree':
-    tree = ss.TreeConfig()
-    draft += f'_tree_{tree.width}_{tree.branching}_prompt_lookup'
   buckets = StepBuckets(rows=(1, 2), query_tokens=(6,), lengths=(0, 1, 2))
   key = measured.CostKey(
     target=str(model),
-    draft=draft,
+    draft=f'{model} (1 layers)',
     dtype='float32',
     device_kind='cpu',
     num_devices=1,
@@ -103,12 +88,11 @@ def save_costs(model, path, mode):
   storage.save(path, measured.fit(key, found))
 
 
-@MODES
-def test_load(model, tmp_path, mode, capsys):
+def test_load(model, tmp_path, capsys):
   costs, directory = tmp_path / 'costs.json', tmp_path / 'results'
-  save_costs(model, costs, mode)
+  save_costs(model, costs)
   flags = (
-    *of_models(model, mode),
+    *of_models(model, 'chain'),
     *TWO_ROWS,
     write_prompts(tmp_path),
     '--request_rates=50',
@@ -131,10 +115,9 @@ def test_load(model, tmp_path, mode, capsys):
   assert rows[0]['acceptance_length'] == 1 < rows[1]['acceptance_length']
   for name in ('latency', 'lengths'):
     assert (directory / f'{name}.png').read_bytes().startswith(b'\x89PNG')
-  if mode == 'chain':
-    assert 'simulated over measured latency' in capsys.readouterr().out
-    lines = programs.read_lines(directory, 'simulated.jsonl')
-    assert [line['policy'] for line in lines] == names
+  assert 'simulated over measured latency' in capsys.readouterr().out
+  lines = programs.read_lines(directory, 'simulated.jsonl')
+  assert [line['policy'] for line in lines] == names
   facts = json.loads((directory / 'provenance.json').read_text())
   assert facts['flags']['rows'] == ['1', '2']
   # Costs of other sizes are of no use.

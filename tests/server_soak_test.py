@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import gc
 import itertools
+import pathlib
 import time
 
 import jax
@@ -13,13 +14,17 @@ import pytest
 from absl import logging
 from engine_cases import assert_empty
 from server_cases import MODEL, NAME, client_of, make_service, serving
-from tree_soak_test import resident_bytes
 
 import swiftspec_jax as ss
 
 NUM_CLIENTS = 7
 FEW_PAGES = 40  # of 16 tokens: not enough for four long requests
 MAX_GROWTH = 32 * 2**20  # bytes
+
+
+def resident_bytes():
+  pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
+  return pages * 4096
 
 
 def make_requests():

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
-from engine_cases import RandomLengths, make_sizes
+from engine_cases import RandomLengths, make_sizes, results_of
 from feature_draft_test import read
 from tree_cases import DEVICES, TREE, requests_of
 
@@ -106,9 +106,8 @@ def test_chains(load, name):
   assert max(tokens) >= draft.config.num_logits
 
 
-@pytest.mark.parametrize('mode', DEVICES)
-def test_trees_write_what_plain_decoding_writes(load, mode):
-  target_devices, draft_devices = DEVICES[mode]
+def test_trees_write_what_plain_decoding_writes(load):
+  target_devices, draft_devices = DEVICES['async']
   target = load(*TARGET, devices=target_devices)
   draft = load(*DRAFTS['a prefix'], devices=draft_devices, draft_of=target)
   results = run(ss.Decoder(target, draft, tree=TREE, batch_size=3), MIXED)
@@ -125,8 +124,7 @@ def test_engines_write_what_plain_decoding_writes(load):
     sizes=make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)}),
     policy=RandomLengths(0),
   )
-  handles = [engine.submit(request) for request in MIXED]
-  results = [handle.result() for handle in handles]
+  results = results_of(engine, MIXED)
   assert_same(results, plain_of(load))
   assert sum(result.stats.num_accepted for result in results) > 40
 

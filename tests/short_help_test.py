@@ -1,5 +1,6 @@
 """The help of commands: what it says is true, and it comes at once."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ command.main()
 _FLAG = re.compile(r'^  --(\[no\])?(\w+):\s(.*?)(?=^  -|^\w|\Z)', re.M | re.S)
 
 
+@functools.cache
 def all_flags(module):
   """Returns the default of each flag of a program, as absl writes it."""
   status, listed, complaints = programs.run(module, '--helpfull')
@@ -49,7 +51,8 @@ def test_flags_of_helps_are_those_of_the_programs(name):
     assert is_shown(shown, known[flag]), (text, known[flag])
   arguments = ' '.join([command.arguments, *command.examples])
   for program in (name, *(x.split()[0] for x in command.examples)):
-    known |= all_flags(short_help.COMMANDS[program].module.rpartition('.')[2])
+    module = short_help.COMMANDS[program].module
+    known = known | all_flags(module.rpartition('.')[2])
   assert {*re.findall(r'--(\w+)', arguments)} <= {*known}
 
 

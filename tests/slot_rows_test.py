@@ -4,27 +4,22 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from engine_cases import BAD_DRAFT, RandomLengths, make_sizes
-from feature_draft_test import fed_pair
 from load_cases import (
   check,
   forward,
-  fresh_cache,
   random_requests,
   serve,
 )
-from persistent_trees_test import SIZES, assert_fresh
-from tree_cases import CONFIG, TREE
+from tree_cases import CONFIG
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.compilation import warm_up
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.policies.fixed_length import FixedLength
@@ -53,9 +48,6 @@ def sizes_of(num_slots, lengths, query_tokens, **drafts):
 
 # Rows alone, with their drafts, and with a chunk beside.
 CHAINS = sizes_of(NUM_SLOTS, tuple(range(LENGTH + 1)), (3, 12, 30))
-TREES = sizes_of(
-  4, SIZES['lengths'], (4, 32, 48), draft_steps=SIZES['draft_steps']
-)
 
 
 def read_cache(lengths):
@@ -218,64 +210,6 @@ def test_devices_draft_what_the_host_does():
       )
   assert found[1] == found[0]
   assert sum(sum(accepted) for _, accepted, _ in found[0]) > 0
-
-
-@functools.partial(jax.jit, static_argnames='layers')
-def fresh_features(params, token_ids, cache, layers):
-  return decoder.forward_with_features(
-    params,
-    CONFIG,
-    token_ids,
-    cache,
-    starts=jnp.zeros(1, jnp.int32),
-    context=MAX_CONTEXT,
-    feature_layers=layers,
-  )[1]
-
-
-def test_caches_of_trees_are_those_of_a_fresh_prefill():
-  """A draft on another device reads features of the rows."""
-  model, draft = fed_pair((0, 1), (1, 2))
-  tree = dataclasses.replace(TREE, prompt_lookup=True)
-  engine = Engine(
-    model,
-    PersistentTrees(model=draft, tree=tree),
-    sizes=TREES,
-    policy=RandomLengths(3),
-    run_ahead=1,
-  )
-  requests = random_requests(7, seed=3)
-  handles = [engine.submit(request) for request in requests]
-  num_steps = num_checked = 0
-  while engine.step() is not None:
-    num_steps += 1
-    if num_steps % 4:
-      continue
-    texts, cache = jax.device_get(
-      (engine._target.rows.token_ids, engine._target.cache)
-    )
-    scheduler = engine.scheduler
-    is_seated = engine._texts.slot_generations == scheduler.slot_generations
-    for slot in np.flatnonzero((scheduler.request_ids >= 0) & is_seated):
-      text = texts[slot, : int(scheduler._num_cached[slot])]
-      rows = [x[slot, :, : len(text)] for x in cache.keys + cache.values]
-      assert_fresh(rows, model, text)
-      want = fresh_features(
-        model.params,
-        np.pad(text, (0, MAX_CONTEXT - len(text)))[None],
-        fresh_cache(model, text[:0]),
-        cache.feature_layers,
-      )
-      np.testing.assert_allclose(
-        cache.features[slot, : len(text)].astype(np.float32),
-        np.asarray(want)[0, : len(text)],
-        atol=0.02,
-      )
-      num_checked += 1
-  assert num_checked > 10
-  results = [handle.result() for handle in handles]
-  check(requests, results, model)
-  assert sum(result.stats.num_accepted for result in results) > 0
 
 
 def test_what_needs_pages_is_refused():

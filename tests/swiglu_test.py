@@ -15,36 +15,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from interpreters import interpret_tpu
+from interpreters import implementations, interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from kernels_pallas.swiglu import api, pallas_gpu, pallas_tpu, reference
+from kernels_pallas.swiglu import api, pallas_gpu, pallas_tpu
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
 TOLERANCES = {'float32': 3e-6, 'bfloat16': 2e-2}
 
 
-IMPLEMENTATIONS = {
-  'reference': reference.swiglu,
-  'pallas_tpu': functools.partial(
-    pallas_tpu.swiglu,
-    config=pallas_tpu.Config(block_bytes=2**17, block_columns=128),
-    interpret=interpret_tpu(),
+IMPLEMENTATIONS = implementations(
+  'swiglu',
+  pallas_tpu=pallas_tpu.Config(block_bytes=2**17, block_columns=128),
+  pallas_gpu=None,
+)
+for _name, _config in (
+  ('unsplit', pallas_gpu.Config(block_rows=16, block_columns=32)),
+  (
+    'uneven',
+    pallas_gpu.Config(block_rows=16, block_columns=64, num_splits=5),
   ),
-  'pallas_gpu': functools.partial(pallas_gpu.swiglu, interpret=True),
-  'pallas_gpu_unsplit': functools.partial(
-    pallas_gpu.swiglu,
-    config=pallas_gpu.Config(block_rows=16, block_columns=32),
-    interpret=True,
-  ),
-  'pallas_gpu_uneven': functools.partial(
-    pallas_gpu.swiglu,
-    config=pallas_gpu.Config(block_rows=16, block_columns=64, num_splits=5),
-    interpret=True,
-  ),
-}
+):
+  IMPLEMENTATIONS[f'pallas_gpu_{_name}'] = functools.partial(
+    IMPLEMENTATIONS['pallas_gpu'], config=_config
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,33 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from interpreters import interpret_tpu
+from interpreters import implementations
 
-from kernels_pallas import dispatch
-from kernels_pallas.thresholds import (
-  api,
-  exact,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
+from kernels_pallas.thresholds import exact, pallas_gpu, pallas_tpu
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
 VOCAB = 1300  # neither of whole tiles of 1024 nor of 256 tokens
-IMPLEMENTATIONS = {
-  'reference': reference.find_thresholds,
-  'pallas_tpu': functools.partial(
-    pallas_tpu.find_thresholds,
-    config=pallas_tpu.Config(block_vocab=1024, width=128),
-    interpret=interpret_tpu(),
-  ),
-  'pallas_gpu': functools.partial(
-    pallas_gpu.find_thresholds,
-    config=pallas_gpu.Config(block_vocab=256),
-    interpret=True,
-  ),
-}
+IMPLEMENTATIONS = implementations(
+  'find_thresholds',
+  pallas_tpu=pallas_tpu.Config(block_vocab=1024, width=128),
+  pallas_gpu=pallas_gpu.Config(block_vocab=256),
+)
 ALL = math.inf
 
 
@@ -183,14 +168,6 @@ def test_keys_are_in_the_order_of_logits():
   logits_of = jax.jit(exact.logits_of)
   np.testing.assert_array_equal(logits_of(keys), values)
   assert logits_of(np.full_like(keys, exact.LEAST))[0] == -np.inf
-
-
-def test_choice_and_reason_can_be_read():
-  arrays = np.zeros((2, 3, 16), np.float32), None, np.full(2, 0.5, np.float32)
-  jax.eval_shape(api.find_thresholds, *arrays)
-  newest = [c for c in dispatch.choices() if c.kernel == 'find_thresholds'][-1]
-  assert newest.implementation == 'reference'
-  assert newest.shape == 'logits float32[2, 3, 16], top-p, on 1 devices'
 
 
 @pytest.mark.parametrize('backend', [pallas_tpu, pallas_gpu])

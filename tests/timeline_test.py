@@ -1,4 +1,4 @@
-"""The timeline: figures from spans that can be checked by hand."""
+"""The timeline: figures from spans that can be checked by hand, its picture."""
 
 import json
 
@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.pictures import timeline_plot
+from swiftspec_jax import errors
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.timeline import DRAFT, HOST, TARGET, TRANSFER, Span
 
@@ -73,3 +75,14 @@ def test_programs_start_behind_what_they_need():
   assert verify.end <= verdict.start <= verdict.end <= advance.start
   assert advance.start <= advance.end
   assert {s.round_index for s in (verify, verdict, advance)} == {1}
+
+
+@pytest.mark.parametrize('skip', [0, 1])
+def test_rounds_become_a_picture(skip):
+  assert timeline_plot.draw(ROUNDS, skip=skip).startswith(b'\x89PNG')
+
+
+def test_there_must_be_a_round():
+  for spans in ([], ROUNDS):
+    with pytest.raises(errors.UserError, match='no round to draw after the'):
+      timeline_plot.draw(spans, skip=3)

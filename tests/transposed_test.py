@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding_cases import CONFIG
 
 from swiftspec_jax import sharding, testing
-from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models.matrices import transposed
 from swiftspec_jax.models.matrices.transposed import TransposedMatrix
 from swiftspec_jax.models.param_specs import ParamSpec
@@ -33,19 +33,8 @@ def test_products_are_those_of_the_array(num_devices, num_rows):
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_layers_on_a_cpu_have_them(dtype):
-  config = ModelConfig(
-    family='llama',
-    vocab_size=300,
-    num_layers=1,
-    embed_dim=16,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    ffw_dim=24,
-    max_context=64,
-  )
-  layer = testing.random_model(config, dtype=dtype).params['layers'][0]
+  layer = testing.random_model(CONFIG, dtype=dtype).params['layers'][0]
   for name in ('qkv', 'attention_out', 'gate_up', 'down'):
     assert isinstance(layer[name], TransposedMatrix)
     assert layer[name].values.dtype == dtype
-  assert transposed.undone(layer)['gate_up'].shape == (16, 2, 24)
+  assert transposed.undone(layer)['gate_up'].shape == (32, 2, 64)

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from attention_oracle import TOLERANCES, ancestor_mask, oracle
 from hypothesis import strategies as st
-from interpreters import HAS_GPU_INTERPRETER, interpret_tpu, interpreting_gpu
+from interpreters import (
+  HAS_GPU_INTERPRETER,
+  implementations,
+  interpret_tpu,
+  interpreting_gpu,
+)
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -20,7 +25,6 @@ from kernels_pallas.tree_attention import (
   filled,
   mask_words,
   mosaic_gpu,
-  native,
   pallas_gpu,
   pallas_tpu,
   reference,
@@ -29,21 +33,12 @@ from swiftspec_jax.step import buckets
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
-IMPLEMENTATIONS = {
-  'reference': reference.tree_attention,
-  'filled': filled.tree_attention,
-  'native': native.tree_attention,
-  'pallas_tpu': functools.partial(
-    pallas_tpu.tree_attention,
-    config=pallas_tpu.Config(block_kv=128, num_heads=2),
-    interpret=interpret_tpu(),
-  ),
-  'pallas_gpu': functools.partial(
-    pallas_gpu.tree_attention,
-    config=pallas_gpu.Config(block_kv=32, num_splits=3),
-    interpret=True,
-  ),
-}
+IMPLEMENTATIONS = implementations(
+  'tree_attention',
+  native=None,
+  pallas_tpu=pallas_tpu.Config(block_kv=128, num_heads=2),
+  pallas_gpu=pallas_gpu.Config(block_kv=32, num_splits=3),
+) | {'filled': filled.tree_attention}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,18 +197,6 @@ def test_padding_changes_nothing(name):
   np.testing.assert_allclose(padded[:, :5], got, atol=1e-6)
 
 
-parents = st.lists(st.integers(0, 1000), min_size=5, max_size=5)
-
-
-@pytest.mark.parametrize('name', IMPLEMENTATIONS)
-@hypothesis.given(trees=st.lists(parents, min_size=4, max_size=4))
-@hypothesis.settings(max_examples=3)
-def test_any_tree(name, trees):
-  case = CASES['edges']
-  masks = [ancestor_mask(tree, case.tree_size) for tree in trees]
-  check(name, case, arguments(case, masks=masks))
-
-
 @jax.jit
 def visible_of_words(mask, offsets):
   """Whether offsets i32[S] are visible by the words of mask bool[N]."""
@@ -245,12 +228,17 @@ def test_chain_is_the_lower_triangle():
   np.testing.assert_array_equal(with_mask, without)
 
 
+WINDOW_IN_BFLOAT16 = dataclasses.replace(CASES['window'], dtype='bfloat16')
+
+
 @pytest.mark.parametrize(
-  'case',
-  [CASES['edges'], dataclasses.replace(CASES['window'], dtype='bfloat16')],
-  ids=['edges', 'window_in_bfloat16'],
+  ('name', 'case'),
+  [
+    *((name, CASES['edges']) for name in IMPLEMENTATIONS),
+    ('reference', WINDOW_IN_BFLOAT16),
+    ('pallas_gpu', WINDOW_IN_BFLOAT16),
+  ],
 )
-@pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_sinks_take_a_share(name, case):
   """Heads whose sink is far below, beside and far above the scores.
 

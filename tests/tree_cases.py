@@ -62,6 +62,15 @@ def requests_of(num_requests, **sampling):
   ]
 
 
+def path_to(tree, node):
+  """Tokens from the root to a node of the first tree."""
+  path = []
+  while node >= 0:
+    path.append(int(tree.token_ids[0, node]))
+    node = int(tree.parents[0, node])
+  return path[::-1]
+
+
 # Five for the three rows of a decoder: rows come and go.
 MIXED = [
   *requests_of(3),

@@ -87,7 +87,6 @@ add_chains = tree_oracle.compiled(tree_lib.add_chains)
 best_candidates = tree_oracle.compiled(
   tree_lib.best_candidates, static_argnums=(1, 2)
 )
-reroot = tree_oracle.compiled(tree_lib.reroot)
 select = tree_oracle.compiled(tree_lib.select, static_argnums=1)
 
 
@@ -178,36 +177,3 @@ def test_children_that_a_chain_brought_are_merged():
   )
   found = tree.log_probs[0]
   assert found[3] > found[4] > -0.75
-
-
-def test_a_full_tree_drops_the_end_of_a_chain():
-  tree = tree_oracle.new_tree(
-    np.array([1], np.int32), capacity=4, num_cache_rows=4, chain_length=4
-  )
-  tree = add_chains(
-    tree,
-    *chains_of(
-      [[3, 5, 7], [3, 2, 6]], [[-0.25, -0.25, -0.5], [-0.25, -0.375, -0.25]]
-    ),
-  )
-  assert list(weights(tree)) == [1, 3, 5, 2]
-
-
-def test_many_accepted_tokens_may_lack_a_row():
-  tree, moved = reroot(
-    example_tree(), np.array([[3, 5, 7]], np.int32), np.array([3], np.int32)
-  )
-  assert moved.outcome.tolist() == [tree_lib.LATE_HIT]
-  assert moved.num_committed.tolist() == [1]
-  assert list(weights(tree)) == [7]
-
-
-def test_candidates_of_a_chain_survive_a_hit():
-  tree = expand(example_tree(), 1)  # t3
-  tree, moved = reroot(
-    tree, np.array([[3, -1, -1]], np.int32), np.array([1], np.int32)
-  )
-  assert moved.outcome.tolist() == [tree_lib.HIT]
-  assert list(weights(tree)) == [3, 5, 7, 6]
-  assert tree.parents[0, :4].tolist() == [-1, 0, 1, 0]
-  assert tree.depths[0, :4].tolist() == [0, 1, 2, 1]

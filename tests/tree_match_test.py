@@ -13,34 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from interpreters import interpret_tpu
+from interpreters import implementations
 
-from kernels_pallas import dispatch
-from kernels_pallas.verification import (
-  api,
-  pallas_gpu,
-  pallas_tpu,
-  reference,
-)
+from kernels_pallas.verification import pallas_gpu, pallas_tpu
 from swiftspec_jax import tree as tree_lib
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
 NUM_NODES = 7
 VOCAB = 300  # neither of whole tiles of 128 nor of 32 tokens
-IMPLEMENTATIONS = {
-  'reference': reference.verify_tree,
-  'pallas_tpu': functools.partial(
-    pallas_tpu.verify_tree,
-    config=pallas_tpu.Config(block_vocab=128),
-    interpret=interpret_tpu(),
-  ),
-  'pallas_gpu': functools.partial(
-    pallas_gpu.verify_tree,
-    config=pallas_gpu.Config(block_vocab=32, num_programs=4),
-    interpret=True,
-  ),
-}
+IMPLEMENTATIONS = implementations(
+  'verify_tree',
+  pallas_tpu=pallas_tpu.Config(block_vocab=128),
+  pallas_gpu=pallas_gpu.Config(block_vocab=32, num_programs=4),
+)
 
 
 @functools.cache
@@ -133,12 +119,3 @@ def test_edges_of_the_vocabulary(name):
   scores[1, 0, [127, 128, 299]] = 0.0
   tokens, *_ = compiled(name)(jnp.asarray(scores), *arrays[1:])
   assert tokens[:, 0].tolist() == [40, 127, 0]  # nothing allowed: token 0
-
-
-def test_choice_and_reason_can_be_read():
-  arrays = arguments(1, [2, 3, 4], 3)
-  api.verify_tree(*arrays)
-  newest = [c for c in dispatch.choices() if c.kernel == 'verify_tree'][-1]
-  assert newest.implementation == 'reference'
-  shape = f'float32[3, {NUM_NODES}, {VOCAB}]'
-  assert newest.shape == f'scores {shape} on 1 devices'

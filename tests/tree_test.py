@@ -219,31 +219,3 @@ def test_ancestor_mask_follows_parents():
 def test_sizes_that_make_no_sense_are_refused():
   with pytest.raises(errors.UserError, match='from 1 to the capacity of 4'):
     new_tree(1, capacity=4, num_cache_rows=5)
-
-
-def test_rows_do_not_depend_on_each_other():
-  roots, verdicts = [1, 3, 6, 16], [[3, 6], [5, 7], [9, 31], [18, 31]]
-  verdicts = np.array(verdicts, np.int32)
-  tree = tree_oracle.new_tree(
-    np.array(roots, np.int32), capacity=10, num_cache_rows=6
-  )
-  num_tokens = np.array([2, 2, 2, 0], np.int32)
-
-  @tree_oracle.compiled
-  def play(tree, token_ids, num_tokens):
-    tree, _ = tree_lib.grow(tree, 0, DRAFT, num_steps=3, width=2)
-    sent = tree_lib.select(tree, 4)
-    return tree, sent, tree_lib.reroot(tree, token_ids, num_tokens)
-
-  together = play(tree, verdicts, num_tokens)
-  for row, verdict in enumerate(verdicts):
-    alone = play(
-      jax.tree.map(lambda x, row=row: x[row : row + 1], tree),
-      verdict[None],
-      num_tokens[row : row + 1],
-    )
-    jax.tree.map(
-      lambda x, y, row=row: np.testing.assert_array_equal(x[row], y[0]),
-      together,
-      alone,
-    )

@@ -11,20 +11,18 @@ from experiments.planning import plan_rows
 from swiftspec_jax.cli import configuration
 
 
-@pytest.mark.parametrize(
-  'mode', ['serial', pytest.param('async', marks=pytest.mark.ci)]
-)
-def test_configuration_is_made_and_used(model, tmp_path, mode):
+@pytest.mark.ci
+def test_configuration_is_made_and_used(model, tmp_path):
   path, start = tmp_path / 'tuned.json', tmp_path / 'config.json'
   # Wide trees have room for two draft forwards: few programs.
-  planned = {'mode': mode, 'num_nodes': 4, 'width': 64, 'num_draft_steps': 2}
+  planned = {'mode': 'async', 'num_nodes': 4}
+  planned |= {'width': 64, 'num_draft_steps': 2}
   dtypes = dict.fromkeys(('weight_dtype', 'draft_weight_dtype'), 'bfloat16')
   chips = {'target_chips': 1, 'draft_chips': 1}
   settings = plan_rows.flags_of({**planned, **chips, **dtypes})
   configuration.write(start, settings, [], device_kind=None)
   # As long as what is generated below: the same programs.
-  prompts = tmp_path / 'prompts.jsonl'
-  prompts.write_text('{"question_id": 0, "task": "qa", "turns": ["hello"]}')
+  prompts = programs.write_prompts(tmp_path, 'hello')
   # Without lookups, programs compile faster.
   lookup = '--tree_prompt_lookup=False'
   output = programs.output_of(
@@ -52,7 +50,7 @@ def test_configuration_is_made_and_used(model, tmp_path, mode):
   for name in ('num_nodes', 'width', 'num_draft_steps'):
     assert settings[name] == chosen[-1][name]
     assert f'--{name}={settings[name]}' in output
-  assert settings['mode'] == mode
+  assert settings['mode'] == 'async'
   assert values['provenance']['versions']['jax']
   tried = {trial['num_nodes'] for trial in values['trials']}
   assert tried == {4, 8}
