@@ -177,9 +177,7 @@ def conversations():
   return turns
 
 
-@pytest.mark.parametrize(
-  'draft', ['suffixes', 'phrases', 'itself', 'snapkv', 'bad_tree']
-)
+@pytest.mark.parametrize('draft', ['suffixes', 'phrases', 'itself', 'bad_tree'])
 def test_conversations_that_share_pages_write_what_they_would_alone(draft):
   """A turn goes on from the text of the one before, beside others."""
   engine = engine_of(draft, RandomLengths(3))

@@ -40,6 +40,7 @@ class DraftCoefficients:
     steps: seconds for each forward.
     fixed: seconds for each draft.
     target_share: share of the target's time, for drafters that are no model.
+    draft_prefill: seconds for a chunk of late tokens.
   """
 
   kv: float = 0.0
@@ -47,6 +48,7 @@ class DraftCoefficients:
   steps: float = 0.0
   fixed: float = 0.0
   target_share: float = 0.0
+  draft_prefill: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,10 @@ class LinearCosts:
   draft: DraftCoefficients
   overhead_share: float = 0.0
 
-  drafts_by_model = False  # of late tokens nothing is known
+  @property
+  def drafts_by_model(self) -> bool:
+    """Whether a draft model has to read texts, and what that costs."""
+    return self.draft.draft_prefill > 0
 
   def predict(
     self,
@@ -76,7 +81,6 @@ class LinearCosts:
     finds_drafts: bool | np.ndarray = True,
     prefills_draft: bool | np.ndarray = False,
   ) -> cost_model.StepSeconds:
-    del prefills_draft
     target, draft = self.target, self.draft
     is_speculative = np.greater(num_draft_steps, 0)
     plain = target.rows * num_rows + target.kv * kv_tokens + target.fixed
@@ -93,6 +97,7 @@ class LinearCosts:
       draft=is_speculative * drafting,
       target=forward,
       overhead=self.overhead_share * is_speculative * forward,
+      draft_prefill=draft.draft_prefill * np.asarray(prefills_draft),
     )
 
   def monotone(self) -> 'LinearCosts':
