@@ -30,6 +30,7 @@ from swiftspec_jax.cli.flags import (
   config_file,
   device_flags,
   draft_flags,
+  flag_values,
   host_flags,
   policy_flags,
   shared_flags,
@@ -79,7 +80,7 @@ def main() -> None:
     limit=_LIMIT.value,
     repeats=_REPEATS.value,
     modes=modes,
-    **policy_flags.to_json(),
+    **flag_values.of(policy_flags),
   )
   shared_flags.compare_files(modes, str(prompts_path))
   is_first = sharding.is_first_process()

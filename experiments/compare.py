@@ -33,7 +33,7 @@ from experiments.studies import systems
 from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files, program, provenance
 from swiftspec_jax.cli import prompts as prompts_lib
-from swiftspec_jax.cli.flags import shared_flags
+from swiftspec_jax.cli.flags import flag_values, shared_flags
 
 _SETTINGS = _PROMPTS_SETTING, _LOAD_SETTING = ['prompts', 'load']
 _SYSTEMS = flags.DEFINE_list(
@@ -145,7 +145,7 @@ def _serve(
   finally:
     if rows:
       load_output.report(
-        rows, folder, simulated_load.title(), simulated_load.to_json()
+        rows, folder, simulated_load.title(), flag_values.of(simulated_load)
       )
     for row in load_report.average(rows):
       setting = f'{_LOAD_SETTING} at {row["request_rate"]:g}/s, simulated'

@@ -34,6 +34,7 @@ from swiftspec_jax.cli import prompts as prompts_lib
 from swiftspec_jax.cli.flags import (
   cost_flags,
   engine_flags,
+  flag_values,
   modes,
   shared_flags,
 )
@@ -84,7 +85,7 @@ def main() -> None:
       if _VIRTUAL_TIME.value:
         title += ', virtual time'
       own = {holder.name: holder.value for holder in (_PROMPTS, _VIRTUAL_TIME)}
-      settings = {**own, **cost_flags.to_json(), **engine_flags.to_json()}
+      settings = own | flag_values.of(cost_flags) | engine_flags.to_json()
       load_output.report(rows, directory, title, settings)
       print(_repetition(rows))
       if policies.costs is not None and not engine_flags.is_tree():

@@ -20,6 +20,7 @@ from absl import flags
 from experiments.flags import load_flags, run_flags
 from experiments.load import load_output, simulated_load
 from swiftspec_jax.cli import output_files, program
+from swiftspec_jax.cli.flags import flag_values
 
 _COVERAGE = flags.DEFINE_float(
   'coverage',
@@ -56,7 +57,7 @@ def _report(
   """Writes and prints what the rows say."""
   if not rows:
     return
-  settings = {**simulated_load.to_json(), _COVERAGE.name: _COVERAGE.value}
+  settings = flag_values.of(simulated_load) | {_COVERAGE.name: _COVERAGE.value}
   load_output.report(rows, directory, simulated_load.title(), settings)
   count = sum(row['num_requests'] for row in rows)
   print(

@@ -34,6 +34,7 @@ from swiftspec_jax.cli import prompts as prompts_lib
 from swiftspec_jax.cli.flags import (
   config_file,
   device_flags,
+  flag_values,
   modes,
   shared_flags,
   tree_flags,
@@ -244,7 +245,7 @@ def _tune_splits(
   """Returns the tuner of the best split, its best tree, and what was tried."""
   splits = device_flags.splits()
   if _MODE.value == 'serial':
-    count = device_flags.to_json()
+    count = flag_values.of(device_flags)
     splits = [(count['target_devices'], count['draft_devices'])]
   trials: list[_Trial] = []
   best = None

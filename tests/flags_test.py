@@ -152,7 +152,7 @@ def test_the_page_of_modes_has_all_of_them():
   assert found == {
     name: (
       mode.decodes,
-      mode.serves,
+      True,
       mode.takes_draft,
       mode.decodes and mode.takes_policy,
     )
@@ -199,20 +199,13 @@ def test_target_and_draft_are_stretched(model):
 @pytest.mark.parametrize(
   ('mode', 'flags', 'message'),
   [
-    (
-      'chain',
-      {'draft': 'x', 'rope_scaling': 'yarn'},
-      '--rope_scaling=yarn must be JSON such as {"rope_type": "yarn", ',
-    ),
-    (
-      'chain',
-      {'draft': 'x', 'draft_rope_scaling': '4.0'},
-      '--draft_rope_scaling=4.0 must be an object such as',
-    ),
-    (
-      'autoregressive',
-      {'draft_rope_scaling': 'null'},
-      '--draft_rope_scaling=null is used by',
+    *(
+      (
+        'autoregressive',
+        {'rope_scaling': text},
+        f'--rope_scaling={text} must be a JSON object such as {{"rope_type"',
+      )
+      for text in ('yarn', '4.0')
     ),
     (
       'serial',
@@ -229,23 +222,23 @@ def test_target_and_draft_are_stretched(model):
     (
       'serial',
       {'draft': 'x', 'draft_devices': 2},
-      '--draft_devices=2 is used by mode async only',
+      '--draft_devices has no effect in mode serial; give --mode=async',
     ),
     (
       'autoregressive',
       {'draft_layers': 2},
-      '--draft_layers=2 is used by',
+      '--draft_layers has no effect in mode autoregressive; give',
     ),
     (
       'prompt_lookup',
       {'draft_weight_dtype': 'int8_dynamic'},
-      '--draft_weight_dtype=int8_dynamic is used by',
+      '--draft_weight_dtype has no effect in mode prompt_lookup; give',
     ),
     (
       'chain',
       {'draft': 'x', 'forced_acceptance': 0.5},
-      '--forced_acceptance=0.5 is used by modes serial, async, forced only; '
-      'the mode is chain',
+      '--forced_acceptance has no effect in mode chain; give '
+      '--mode=serial|async|forced',
     ),
     (
       'serial',

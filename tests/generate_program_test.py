@@ -117,10 +117,6 @@ def test_ctrl_c_stops_the_answer_but_not_the_chat(model):
     ({'seed': -1}, 'seed must be in'),
     ({'prompt_lookup_min': 5}, 'needs 1 <= prompt_lookup_min'),
     ({'target_devices': 99}, '--target_devices=99 need 99 devices, but there'),
-    (
-      {'draft': 'x'},
-      '--draft=x is used by modes auto, chain, tree, beams, serial, async only',
-    ),
   ],
 )
 def test_flags_are_checked_before_anything_is_loaded(flags, message):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-from typing import Any
 
 from absl import flags
 
@@ -152,9 +151,3 @@ def positive_numbers(flag: str, values: list[str]) -> list[float]:
       raise errors.UserError(f'--{flag}: {value!r} must be a positive number')
     numbers.append(number)
   return numbers
-
-
-def to_json() -> dict[str, Any]:
-  """Returns the values of these flags, by name."""
-  own = flags.FLAGS.get_flags_for_module(__name__)
-  return {flag.name: flag.value for flag in own}

@@ -10,6 +10,7 @@ import tqdm
 from experiments.flags import load_flags
 from experiments.load import load_plot, load_report, step_shapes
 from swiftspec_jax.cli import output_files, provenance
+from swiftspec_jax.cli.flags import flag_values
 from swiftspec_jax.simulator.arrivals import Arrivals
 from swiftspec_jax.simulator.load_metrics import LoadRecorder
 
@@ -74,7 +75,7 @@ def report(
   """
   output_files.write_json(
     directory / 'provenance.json',
-    {**provenance.collect(), 'flags': {**settings, **load_flags.to_json()}},
+    {**provenance.collect(), 'flags': settings | flag_values.of(load_flags)},
   )
   averages = load_report.average(rows)
   output_files.write_pictures(directory, load_plot.draw(averages, title))

@@ -158,12 +158,6 @@ def title() -> str:
   return f'simulated: {_PROFILE.value}, acceptance {acceptance}'
 
 
-def to_json() -> dict[str, Any]:
-  """Returns the values of these flags, by name."""
-  own = flags.FLAGS.get_flags_for_module(__name__)
-  return {flag.name: flag.value for flag in own}
-
-
 def _costs_and_buckets() -> tuple[cost_model.CostModel, StepBuckets]:
   name = _PROFILE.value
   if name not in profiles.PROFILES and pathlib.Path(name).exists():

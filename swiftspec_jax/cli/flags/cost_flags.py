@@ -2,7 +2,6 @@
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from absl import flags
 
@@ -82,8 +81,3 @@ class Policies:
 def files() -> list[str]:
   """Returns the paths of files that policies read."""
   return [] if _COSTS.value is None else [_COSTS.value]
-
-
-def to_json() -> dict[str, Any]:
-  """Returns the values of these flags, by name."""
-  return {holder.name: holder.value for holder in (_COSTS, _TABLE_ACCEPTANCE)}

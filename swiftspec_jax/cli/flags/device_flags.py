@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import jax
 from absl import flags
@@ -94,13 +93,6 @@ def check(modes: Sequence[str]) -> None:
   used = target_devices()
   if 'async' in modes:
     used += draft_devices()
-  else:
-    for holder in (_DRAFT_DEVICES, _DRAFT_PROCESSES):
-      if flags.FLAGS[holder.name].present:
-        raise errors.UserError(
-          f'--{holder.name}={holder.value} is used by mode async only; the '
-          f'mode is {", ".join(modes)}'
-        )
   idle = {*range(hosts.num_processes())} - {x.process_index for x in used}
   if idle and _TARGET_PROCESSES.value is not None:
     raise errors.UserError(
@@ -208,17 +200,3 @@ def splits() -> list[tuple[int, int]]:
   number = jax.local_device_count()
   step = 1 if number <= 4 else 2
   return [(x, number - x) for x in range(step, number, step)]
-
-
-def to_json() -> dict[str, Any]:
-  """Returns the values of these flags, by name."""
-  return {
-    holder.name: holder.value
-    for holder in (
-      _TARGET_DEVICES,
-      _SEQUENCE_DEVICES,
-      _DRAFT_DEVICES,
-      _TARGET_PROCESSES,
-      _DRAFT_PROCESSES,
-    )
-  }

@@ -49,17 +49,6 @@ _WINDOW = flags.DEFINE_integer(
   'Mode self: latest tokens that a draft sees, besides the first '
   f'{ss.SelfDraft().num_sink_tokens}.',
 )
-OF_DATASTORE = _STORE, _PAST_TOKENS
-OF_PHRASES = (_NUM_PHRASES,)
-OF_SELF = (_WINDOW,)
-HOLDERS = (
-  _NUM_SPECULATIVE_TOKENS,
-  _PROMPT_LOOKUP_MIN,
-  _PROMPT_LOOKUP_MAX,
-  *OF_DATASTORE,
-  *OF_PHRASES,
-  *OF_SELF,
-)
 
 
 def files() -> list[str]:

@@ -10,6 +10,7 @@ import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax.cli.flags import (
   device_flags,
+  flag_values,
   modes,
   shared_flags,
   size_flags,
@@ -84,16 +85,6 @@ _MAX_IMAGES = flags.DEFINE_integer(
 )
 _PAGE_SIZE = 16  # of each device that shares the tokens
 _RUN_AHEAD_MODES = modes.PLAIN, 'prompt_lookup', *modes.PERSISTENT_TREES
-_HOLDERS = (
-  _MODE,
-  _ROWS,
-  _QUERY_TOKENS,
-  _MAX_LENGTH,
-  _CONTEXTS,
-  _KV_TOKENS,
-  _SHARE_PREFIXES,
-  _MAX_IMAGES,
-)
 
 
 def mode() -> str:
@@ -229,7 +220,4 @@ def cost_key(
 
 def to_json() -> dict[str, Any]:
   """Returns the values of these flags and of the shared ones, by name."""
-  return {
-    **{holder.name: holder.value for holder in _HOLDERS},
-    **shared_flags.to_json(),
-  }
+  return flag_values.of(__name__) | shared_flags.to_json()

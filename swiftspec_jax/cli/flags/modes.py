@@ -31,7 +31,6 @@ class Mode:
 
   Attributes:
     decodes: whether `generate`, its chat and `benchmark` have it.
-    serves: whether `serve`, `serve_load` and `profile_costs` have it.
     takes_draft: whether --draft names its draft model.
     has_builtin: whether it takes the built-in draft without --draft.
     is_paged: whether it decodes over pages; others do so with a policy.
@@ -39,11 +38,9 @@ class Mode:
     makes_trees: whether a policy sees its drafts as trees.
     drafts_by_model: whether its drafts take time, other than lookups.
     make: maker of what drafts, where that is no model of --draft.
-    own_flags: flags that have no effect in other modes.
   """
 
   decodes: bool = True
-  serves: bool = True
   takes_draft: bool = False
   has_builtin: bool = False
   is_paged: bool = False
@@ -51,7 +48,6 @@ class Mode:
   makes_trees: bool = False
   drafts_by_model: bool = False
   make: Callable[[], Any] | None = None
-  own_flags: tuple[flags.FlagHolder, ...] = ()
 
 
 MODES = {
@@ -59,25 +55,10 @@ MODES = {
   'prompt_lookup': Mode(make=draft_flags.prompt_lookup),
   AUTO: Mode(takes_draft=True, takes_policy=False),
   SUFFIX_LOOKUP: Mode(is_paged=True, make=ss.SuffixLookup),
-  DATASTORE: Mode(
-    is_paged=True,
-    makes_trees=True,
-    make=draft_flags.datastore,
-    own_flags=draft_flags.OF_DATASTORE,
-  ),
-  PHRASES: Mode(
-    is_paged=True,
-    makes_trees=True,
-    make=draft_flags.phrases,
-    own_flags=draft_flags.OF_PHRASES,
-  ),
+  DATASTORE: Mode(is_paged=True, makes_trees=True, make=draft_flags.datastore),
+  PHRASES: Mode(is_paged=True, makes_trees=True, make=draft_flags.phrases),
   GRAMMAR: Mode(is_paged=True, makes_trees=True, make=ss.GrammarDraft),
-  SELF: Mode(
-    is_paged=True,
-    drafts_by_model=True,
-    make=draft_flags.self_draft,
-    own_flags=draft_flags.OF_SELF,
-  ),
+  SELF: Mode(is_paged=True, drafts_by_model=True, make=draft_flags.self_draft),
   'chain': Mode(takes_draft=True, drafts_by_model=True),
   TREE: Mode(
     takes_draft=True,
@@ -108,23 +89,34 @@ def where(is_so: Callable[[Mode], bool]) -> tuple[str, ...]:
 
 
 DECODING = where(lambda mode: mode.decodes)
-SERVING = where(lambda mode: mode.serves)
+SERVING = tuple(MODES)
 PERSISTENT_TREES = ('serial', 'async')  # kept across rounds
 NEW_TREES = (TREE, BEAMS)  # those of a round
 OF_DRAFTS = where(lambda mode: mode.takes_draft)
 
 
-def check_own_flags(names: Sequence[str]) -> None:
-  """Raises UserError for a flag that has no effect in these modes."""
-  for name, mode in MODES.items():
-    for holder in mode.own_flags:
-      check_flag(holder.name, (name,), names)
+_LIVING = *PERSISTENT_TREES, AUTO
+# The modes of flags that not all have, by flag.
+_USERS = {
+  **dict.fromkeys(('datastore', 'past_tokens'), (DATASTORE,)),
+  'num_phrases': (PHRASES,),
+  'window': (SELF,),
+  **dict.fromkeys(('num_restart_steps', 'waits_for_misses'), _LIVING),
+  **dict.fromkeys(('branching', 'min_leaf_mass'), (TREE, *_LIVING)),
+  'draft': OF_DRAFTS,
+  'draft_layers': OF_DRAFTS,
+  'draft_rope_scaling': OF_DRAFTS,
+  'draft_weight_dtype': OF_DRAFTS,
+  **dict.fromkeys(('draft_devices', 'draft_processes'), ('async',)),
+  'forced_acceptance': (*PERSISTENT_TREES, FORCED),
+}
 
 
-def check_flag(flag: str, users: Sequence[str], names: Sequence[str]) -> None:
-  """Raises UserError if a flag is given, and no mode of `names` uses it."""
-  if flags.FLAGS[flag].present and not {*users} & {*names}:
-    raise errors.UserError(
-      f'--{flag} has no effect in mode {", ".join(names)}; give '
-      f'--mode={"|".join(users)}'
-    )
+def check_flags(names: Sequence[str]) -> None:
+  """Raises UserError for a flag that has no effect in any of these modes."""
+  for flag, users in _USERS.items():
+    if flags.FLAGS[flag].present and not {*users} & {*names}:
+      raise errors.UserError(
+        f'--{flag} has no effect in mode {", ".join(names)}; give '
+        f'--mode={"|".join(users)}'
+      )

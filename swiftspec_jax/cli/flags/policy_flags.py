@@ -60,8 +60,3 @@ def _make(mode: modes.Mode, buckets: StepBuckets) -> policies.Policy:
     is_tree=mode.makes_trees,
     drafts_by_model=mode.drafts_by_model,
   )
-
-
-def to_json() -> dict[str, str | None]:
-  """Returns the value of the flag, by name."""
-  return {_POLICY.name: _POLICY.value}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +19,8 @@ from swiftspec_jax.cli.flags import (
   config_file,
   device_flags,
   draft_flags,
+  flag_values,
   modes,
-  rope_flags,
   tree_flags,
 )
 
@@ -93,6 +94,20 @@ _KERNELS = flags.DEFINE_enum(
   'kernel where there is one for the devices and the shape, and it agrees with '
   'plain JAX there.',
 )
+_ROPE_SCALING = flags.DEFINE_string(
+  'rope_scaling',
+  None,
+  'Have --target and --draft take longer texts than they were trained for: '
+  'what config.json would say, as in {"rope_type": "yarn", "factor": 4.0}. '
+  'Types are yarn, linear and dynamic; original_max_position_embeddings is by '
+  'default the context of the model.',
+)
+_DRAFT_ROPE_SCALING = flags.DEFINE_string(
+  'draft_rope_scaling',
+  None,
+  'The same for --draft alone; null leaves it as it is. Default: as '
+  '--rope_scaling.',
+)
 
 
 def sampling() -> ss.SamplingParams:
@@ -104,6 +119,22 @@ def sampling() -> ss.SamplingParams:
     seed=_SEED.value,
     max_new_tokens=_MAX_NEW_TOKENS.value,
   )
+
+
+def _rope_scaling(
+  holder: flags.FlagHolder[str | None] = _ROPE_SCALING,
+) -> dict[str, Any] | None:
+  """Returns the JSON object of a flag; None leaves a model as it is."""
+  try:
+    values = json.loads(holder.value or 'null')
+  except ValueError:
+    values = holder.value
+  if values is not None and not isinstance(values, dict):
+    raise errors.UserError(
+      f'--{holder.name}={holder.value} must be a JSON object such as '
+      '{"rope_type": "yarn", "factor": 4.0}'
+    )
+  return values
 
 
 def samplings(num_repeats: int) -> list[ss.SamplingParams]:
@@ -160,35 +191,18 @@ def check(names: Sequence[str]) -> None:
   Must come before anything asks JAX for its devices.
   """
   sampling()
-  modes.check_own_flags(names)
-  tree_flags.check(names)
+  modes.check_flags(names)
+  tree_flags.config()
   draft_flags.prompt_lookup()
   draft_flags.self_draft()
-  rope_flags.check()
-  forced = tree_flags.config().forced_acceptance
-  draft_rope_scaling = flags.FLAGS['draft_rope_scaling'].value
+  _rope_scaling()
+  _rope_scaling(_DRAFT_ROPE_SCALING)
   device_flags.prepare(names)
   device_flags.check(names)
   config_file.check_device()
-  users = modes.OF_DRAFTS
-  drafting = [mode for mode in names if mode in users]
-  forcible = *modes.PERSISTENT_TREES, modes.FORCED
-  forced_modes = [mode for mode in names if mode in forcible]
-  for mode in drafting:
+  for mode in names:
     if mode != modes.AUTO and _lacks_draft(mode):
       raise errors.UserError(f'mode {mode} needs a draft model: give --draft')
-  for flag, value, allowed, used in (
-    ('draft', _DRAFT.value, users, drafting),
-    ('draft_layers', _DRAFT_LAYERS.value, users, drafting),
-    ('draft_weight_dtype', _DRAFT_WEIGHT_DTYPE.value, users, drafting),
-    ('draft_rope_scaling', draft_rope_scaling, users, drafting),
-    ('forced_acceptance', forced, forcible, forced_modes),
-  ):
-    if value is not None and not used:
-      raise errors.UserError(
-        f'--{flag}={value} is used by modes {", ".join(allowed)} only; the '
-        f'mode is {", ".join(names)}'
-      )
 
 
 def compare_files(names: Sequence[str], *paths: str | None) -> None:
@@ -231,7 +245,7 @@ def load_target(
     sequence_devices=device_flags.sequence_devices(),
     kernels=_KERNELS.value,
     weight_dtype=weight_dtype or _WEIGHT_DTYPE.value,
-    rope_scaling=rope_flags.of_target(),
+    rope_scaling=_rope_scaling(),
   )
 
 
@@ -255,6 +269,7 @@ def load_drafts(target: ss.Model, names: Sequence[str]) -> dict[str, ss.Model]:
 def load_draft(target: ss.Model, mode: str) -> ss.Model:
   """Loads the draft model of a mode, for async on devices of its own."""
   is_apart = mode == 'async'
+  has_own = _DRAFT_ROPE_SCALING.value is not None
   return ss.load(
     draft_name(mode),
     dtype=_DTYPE.value,
@@ -266,7 +281,9 @@ def load_draft(target: ss.Model, mode: str) -> ss.Model:
     num_layers=_DRAFT_LAYERS.value,
     kernels=_KERNELS.value,
     weight_dtype=_draft_weight_dtype(target),
-    rope_scaling=rope_flags.of_draft(),
+    rope_scaling=_rope_scaling(
+      _DRAFT_ROPE_SCALING if has_own else _ROPE_SCALING
+    ),
   )
 
 
@@ -347,26 +364,4 @@ def shared_settings(prompts: pathlib.Path, **settings: Any) -> dict[str, Any]:
 
 def to_json() -> dict[str, Any]:
   """Returns the values of the shared flags, by name."""
-  holders = (
-    _TARGET,
-    _DRAFT,
-    _DRAFT_LAYERS,
-    _MAX_NEW_TOKENS,
-    _TEMPERATURE,
-    _TOP_K,
-    _TOP_P,
-    _SEED,
-    _DTYPE,
-    _WEIGHT_DTYPE,
-    _DRAFT_WEIGHT_DTYPE,
-    _KERNELS,
-  )
-  return {
-    **{holder.name: holder.value for holder in holders},
-    **{
-      holder.name: holder.value
-      for holder in (*draft_flags.HOLDERS, *rope_flags.HOLDERS)
-    },
-    **device_flags.to_json(),
-    **tree_flags.to_json(),
-  }
+  return flag_values.of(__name__, draft_flags, device_flags, tree_flags)

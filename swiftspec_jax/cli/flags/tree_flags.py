@@ -1,8 +1,5 @@
 """Flags of the token tree, modes serial and async; some also of new trees."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from absl import flags
 
 import swiftspec_jax as ss
@@ -75,21 +72,6 @@ _RUN_AHEAD = flags.DEFINE_integer(
   'lookups then run on the devices.',
 )
 
-_LIVING = *modes.PERSISTENT_TREES, modes.AUTO
-# The modes of flags that not all trees have, by name.
-_USERS = {
-  _NUM_RESTART_STEPS.name: _LIVING,
-  _WAITS_FOR_MISSES.name: _LIVING,
-  _BRANCHING.name: (modes.TREE, *_LIVING),
-  _MIN_LEAF_MASS.name: (modes.TREE, *_LIVING),
-}
-
-
-def check(names: Sequence[str]) -> None:
-  """Raises UserError for a flag that has no effect in these modes."""
-  for flag, users in _USERS.items():
-    modes.check_flag(flag, users, names)
-
 
 def config() -> ss.TreeConfig:
   """Returns what the flags say about the tree, checked."""
@@ -132,21 +114,3 @@ def is_given(name: str) -> bool:
 def run_ahead() -> int:
   """Returns how many rounds are dispatched before one is read."""
   return _RUN_AHEAD.value
-
-
-def to_json() -> dict[str, Any]:
-  """Returns the values of these flags, by name."""
-  holders = (
-    _NUM_NODES,
-    _WIDTH,
-    _NUM_DRAFT_STEPS,
-    _BRANCHING,
-    _NUM_RESTART_STEPS,
-    _WAITS_FOR_MISSES,
-    _MIN_LEAF_MASS,
-    _TREE_PROMPT_LOOKUP,
-    _TREE_SUFFIX_LOOKUP,
-    _FORCED_ACCEPTANCE,
-    _RUN_AHEAD,
-  )
-  return {holder.name: holder.value for holder in holders}
