@@ -402,7 +402,7 @@ def test_data_without_the_features_is_refused(tmp_path):
     ({'init_layers': (7,)}, 'layers 0 to 2'),
     ({'init_layers': (0,), 'feature_layers': (3,)}, 'layers 0 to 2'),
     ({'init_layers': (0,), 'ffw_dim': 8}, 'leave out ffw_dim'),
-    ({'num_layers': 1, 'output_vocab_size': 1000}, 'between 1 and'),
+    ({'num_layers': 1, 'output_vocab_size': 1000}, 'from 1 to vocab'),
   ],
 )
 def test_architectures_that_do_not_fit(options, message):
