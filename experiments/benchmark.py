@@ -107,16 +107,18 @@ def main() -> None:
     }
     jobs = benchmark_run.plan(encoded, modes, _REPEATS.value, done)
     num_before = compilations.count
-    try:
-      benchmark_run.run(
-        jobs, runners, samplings, records, directory if is_first else None
-      )
-    finally:
+
+    def report():
       facts['compile_count'] = compilations.count
       facts['compile_count_measured'] = compilations.count - num_before
       facts['total_seconds'] = time.perf_counter() - start
       if is_first:
         _report(records, modes, directory, facts)
+
+    with program.reporting(report):
+      benchmark_run.run(
+        jobs, runners, samplings, records, directory if is_first else None
+      )
 
 
 def _check_modes() -> list[str]:

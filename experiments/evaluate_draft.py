@@ -90,10 +90,8 @@ def main() -> None:
     mode: _runner(mode, target, draft, max_total_tokens) for mode in modes
   }
   jobs = benchmark_run.plan(encoded, modes, 1, {r.key for r in records})
-  try:
+  with program.reporting(lambda: _report(records, times, directory, facts)):
     benchmark_run.run(jobs, runners, [sampling], records, directory)
-  finally:
-    _report(records, times, directory, facts)
 
 
 def _tree(num_nodes: int) -> ss.TreeConfig:

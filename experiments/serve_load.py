@@ -77,9 +77,8 @@ def main() -> None:
   if engine_flags.mode() == modes.FORCED:
     _write_down(engine, encoded)
   rows: list[dict[str, Any]] = []
-  try:
-    _serve(engine, policies, encoded, rates, rows, directory)
-  finally:
+
+  def report():
     if rows:
       title = f'{target.name}, drafts: {engine.drafter.name}'
       if _VIRTUAL_TIME.value:
@@ -91,6 +90,9 @@ def main() -> None:
       if policies.costs is not None and not engine_flags.is_tree():
         _simulate(engine, policies, encoded, rows, directory)
       print(f'written to {directory}')
+
+  with program.reporting(report):
+    _serve(engine, policies, encoded, rates, rows, directory)
 
 
 def _check_virtual_time() -> None:

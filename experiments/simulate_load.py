@@ -43,12 +43,14 @@ def main() -> None:
   output_files.open_directory(directory)
   rows: list[dict[str, Any]] = []
   start = time.perf_counter()
-  try:
+
+  def report():
+    _report(rows, directory, time.perf_counter() - start)
+
+  with program.reporting(report):
     load_output.sweep(
       rates, rows, directory, prepare=load.acceptance, run=load.run
     )
-  finally:
-    _report(rows, directory, time.perf_counter() - start)
 
 
 def _report(

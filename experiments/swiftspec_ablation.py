@@ -138,11 +138,13 @@ def main() -> None:
   )
   benchmark_output.write_settings(directory, settings)
   facts = provenance.collect()
-  try:
-    _measure(study, records, timelines, directory)
-  finally:
+
+  def report():
     facts['kernels'] = provenance.kernels()
     _report(study, records, timelines, directory, facts)
+
+  with program.reporting(report):
+    _measure(study, records, timelines, directory)
 
 
 def _read_prompts(path: pathlib.Path) -> list[prompts_lib.Prompt]:

@@ -1,5 +1,6 @@
 """The start of every program: logs, caches, errors and exit codes."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -7,7 +8,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import jax
@@ -133,6 +134,17 @@ def set_up() -> None:
       'jax_compilation_cache_dir', str(builtin.cache_dir() / 'compiled')
     )
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+
+
+@contextlib.contextmanager
+def reporting(report: Callable[[], None]) -> Iterator[None]:
+  """Reports after its block, and after Ctrl-C in it, too."""
+  try:
+    yield
+  except KeyboardInterrupt:
+    report()
+    raise
+  report()
 
 
 def keep_interrupts() -> None:
