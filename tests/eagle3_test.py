@@ -153,7 +153,7 @@ def test_d2t_may_hold_ids(tmp_path):
     ({'quantization_config': {'bits': 4}}, 'quantization_config='),
     ({'vocab_size': 1000}, 'vocab_size=1000 .* target is 262'),
     ({'eagle_config': {'eagle_aux_hidden_state_layer_ids': [6]}}, 'no outputs'),
-    ({'draft_vocab_size': 90}, 'd2t has shape'),
+    ({'draft_vocab_size': 90}, 'lm_head.weight has shape'),
     ({'head_dim': 16}, 'self_attn.o_proj.weight has shape'),
   ],
 )
