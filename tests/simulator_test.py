@@ -182,11 +182,14 @@ def test_accepted_lengths_are_drawn():
   acceptance = ChainAcceptance(output_tokens, np.full((2000, 7), 0.7), seed=0)
   view = cases.make_view(2000, cases.unpadded(2000, 1))
   lengths = np.full(2000, 5)
-  accepted, _ = acceptance.verify(view, np.zeros(2000, int), lengths)
+  accepted, _ = acceptance.verify(view, lengths)
   shares = np.bincount(accepted, minlength=6) / 2000
   expected = [*(0.3 * 0.7 ** np.arange(5)), 0.7**5]
   np.testing.assert_allclose(shares, expected, atol=0.03)
-  later, _ = acceptance.verify(view, np.ones(2000, int), lengths)
+  later_view = cases.make_view(
+    2000, cases.unpadded(2000, 1), num_output=np.ones(2000, int)
+  )
+  later, _ = acceptance.verify(later_view, lengths)
   # One token on, the same luck is left.
   is_long = (accepted > 0) & (accepted < 5)
   np.testing.assert_array_equal(later[is_long], accepted[is_long] - 1)
@@ -198,9 +201,8 @@ def test_confidence_and_outcome_are_one_draw():
     np.full(5000, 9), np.full((5000, 7), 0.6), seed=0, sharpness=2.0
   )
   view = cases.make_view(5000, cases.unpadded(5000, 1))
-  first = np.zeros(5000, int)
-  drafts = acceptance.draft(view, first, np.full(5000, 4))
-  accepted, _ = acceptance.verify(view, first, drafts.lengths)
+  drafts = acceptance.draft(view, np.full(5000, 4))
+  accepted, _ = acceptance.verify(view, drafts.lengths)
   # Also of a later token, where it is reached.
   reached = accepted >= 2
   later = drafts.confidences[2][reached]
