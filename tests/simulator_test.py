@@ -187,7 +187,7 @@ def test_accepted_lengths_are_drawn():
   expected = [*(0.3 * 0.7 ** np.arange(5)), 0.7**5]
   np.testing.assert_allclose(shares, expected, atol=0.03)
   later_view = cases.make_view(
-    2000, cases.unpadded(2000, 1), num_output=np.ones(2000, int)
+    2000, cases.unpadded(2000, 1), num_output=view.num_output + 1
   )
   later, _ = acceptance.verify(later_view, lengths)
   # One token on, the same luck is left.
