@@ -85,7 +85,6 @@ LONGEST = (
   'quantized_weights_test',
   'benchmark_test',
   'hybrid_tree_test',
-  'tree_pipeline_test',
   'real_weights_test',
   'serve_hosts_test',
   'draw_tree_test',
