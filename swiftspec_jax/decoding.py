@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import warnings
 from collections.abc import Generator, Iterator, Sequence
@@ -16,11 +17,9 @@ from swiftspec_jax.drafters.spec import DraftSpec
 from swiftspec_jax.engine import left_iterators
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.model import Model
+from swiftspec_jax.policies import auto
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.from_process_zero import FromProcessZero
-from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.policies.prediction.estimators import TreeEstimator
-from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 from swiftspec_jax.requests import Event, Request
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import buckets, slot_sampling
@@ -286,12 +285,9 @@ def _policy_of(
     raise errors.UserError(
       f"policy={name!r} must be 'goodput', a Policy or what makes one"
     )
-
-  def make(buckets: StepBuckets) -> policies.Policy:
-    costs = LiveCosts(buckets, drafts_by_model=drafts_by_model)
-    return Goodput(costs, TreeEstimator() if spec.makes_trees else None)
-
-  return make
+  return functools.partial(
+    auto.make, is_tree=spec.makes_trees, drafts_by_model=drafts_by_model
+  )
 
 
 def _declare(

@@ -128,6 +128,7 @@ class Programs:
     Every step of greedy requests fits into what this has compiled when it
     returns.
     """
+    self._target.warm_up()
     for program in self._programs[: self._num_first]:
       self._compile(program, [SamplingLevel.GREEDY])
     self.is_warming_up = True
@@ -214,8 +215,6 @@ class Programs:
     *,
     has_grammar: bool = False,
   ) -> None:
-    if not self.num_compiled:
-      self._target.warm_up()
     step = warm_up.made_up_step(flat, self._sizes.range_of(flat.context)[1])
     run = functools.partial(
       warm_up.run_step, self._sizes, copy.copy(self._target), flat, step

@@ -96,6 +96,12 @@ OF_DRAFTS = where(lambda mode: mode.takes_draft)
 
 
 _LIVING = *PERSISTENT_TREES, AUTO
+_OF_A_DRAFT = (
+  'draft',
+  'draft_layers',
+  'draft_rope_scaling',
+  'draft_weight_dtype',
+)
 # The modes of flags that not all have, by flag.
 _USERS = {
   **dict.fromkeys(('datastore', 'past_tokens'), (DATASTORE,)),
@@ -103,10 +109,7 @@ _USERS = {
   'window': (SELF,),
   **dict.fromkeys(('num_restart_steps', 'waits_for_misses'), _LIVING),
   **dict.fromkeys(('branching', 'min_leaf_mass'), (TREE, *_LIVING)),
-  'draft': OF_DRAFTS,
-  'draft_layers': OF_DRAFTS,
-  'draft_rope_scaling': OF_DRAFTS,
-  'draft_weight_dtype': OF_DRAFTS,
+  **dict.fromkeys(_OF_A_DRAFT, OF_DRAFTS),
   **dict.fromkeys(('draft_devices', 'draft_processes'), ('async',)),
   'forced_acceptance': (*PERSISTENT_TREES, FORCED),
 }
@@ -115,7 +118,12 @@ _USERS = {
 def check_flags(names: Sequence[str]) -> None:
   """Raises UserError for a flag that has no effect in any of these modes."""
   for flag, users in _USERS.items():
-    if flags.FLAGS[flag].present and not {*users} & {*names}:
+    holder = flags.FLAGS[flag]
+    # A draft may also come from --config.
+    is_given = holder.present or (
+      flag in _OF_A_DRAFT and holder.value is not None
+    )
+    if is_given and not {*users} & {*names}:
       raise errors.UserError(
         f'--{flag} has no effect in mode {", ".join(names)}; give '
         f'--mode={"|".join(users)}'

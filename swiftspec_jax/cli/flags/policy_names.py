@@ -2,14 +2,11 @@
 
 from swiftspec_jax import cost_model, errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.policies import loading
+from swiftspec_jax.policies import auto, loading
 from swiftspec_jax.policies.adaptive_verification import AdaptiveVerification
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.policies.dsd import Dsd, DsdPerRequest
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.policies.prediction.estimators import TreeEstimator
-from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 
 NO_SPECULATION = 'none'
 FIXED = 'fixed_'
@@ -84,8 +81,9 @@ def make(
   if name == _TABLE:
     return table
   if name == GOODPUT:
-    costs = costs or LiveCosts(buckets, drafts_by_model=drafts_by_model)
-    return Goodput(costs, TreeEstimator() if is_tree else None)
+    return auto.make(
+      buckets, is_tree=is_tree, drafts_by_model=drafts_by_model, costs=costs
+    )
   if ':' in name:
     return loading.load(name, costs)
   if is_tree and not is_for_trees(name):

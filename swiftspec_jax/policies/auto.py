@@ -1,0 +1,28 @@
+"""Goodput without a profile, for whatever drafts an engine has."""
+
+from swiftspec_jax import cost_model, policies
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.policies.prediction.estimators import TreeEstimator
+from swiftspec_jax.policies.prediction.live_costs import LiveCosts
+
+
+def make(
+  buckets: StepBuckets,
+  *,
+  is_tree: bool = False,
+  drafts_by_model: bool = True,
+  costs: cost_model.CostModel | None = None,
+) -> policies.Policy:
+  """Returns a new policy that chooses by predicted goodput.
+
+  Args:
+    buckets: the declared sizes.
+    is_tree: whether drafts are trees.
+    drafts_by_model: whether drafts take time, other than lookups.
+    costs: seconds of a step; None learns them while it decodes.
+  """
+  return Goodput(
+    costs or LiveCosts(buckets, drafts_by_model=drafts_by_model),
+    TreeEstimator() if is_tree else None,
+  )
