@@ -214,6 +214,13 @@ def test_a_cache_that_cannot_be_written(index, tmp_path, monkeypatch):
     builtin.fetch('tiny')
 
 
+def test_an_unknown_name_lists_the_known_ones():
+  with pytest.raises(errors.UserError) as caught:
+    builtin.fetch('llama')
+  assert "'llama'" in str(caught.value)
+  assert all(name in str(caught.value) for name in builtin.BUILTIN_MODELS)
+
+
 def test_cache_dir_is_the_platforms_unless_chosen(monkeypatch):
   monkeypatch.setenv('SWIFTSPEC_CACHE', '~/chosen')
   assert builtin.cache_dir() == pathlib.Path.home() / 'chosen'

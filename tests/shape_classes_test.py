@@ -210,3 +210,14 @@ def test_sizes_are_chosen_from_a_file(tmp_path):
   ]
   error = programs.error_of('studies.choose_sizes', *flags, '--num_programs=1')
   assert '1 programs are too few' in error
+
+
+@pytest.mark.parametrize('text', ['{"rows": 1}\n', '[1]\n', 'x\n', None])
+def test_other_files_are_refused(text, tmp_path):
+  path = tmp_path / 'steps.jsonl'
+  message = 'cannot be read'
+  if text is not None:
+    path.write_text(text)
+    message = 'is no steps.jsonl of serve_load or simulate_load'
+  with pytest.raises(errors.UserError, match=message):
+    step_shapes.read(path)

@@ -158,10 +158,15 @@ def fetch(name: str) -> pathlib.Path:
     The path of a GGUF file whose SHA-256 is the expected one.
 
   Raises:
-    errors.UserError: The download failed or brought something else, or the
-      cache directory cannot be written.
+    errors.UserError: The name is unknown, the download failed or brought
+      something else, or the cache directory cannot be written.
   """
-  model = BUILTIN_MODELS[name]
+  model = BUILTIN_MODELS.get(name)
+  if model is None:
+    raise errors.UserError(
+      f'unknown built-in model {name!r}; choose one of: '
+      + ', '.join(sorted(BUILTIN_MODELS))
+    )
   path = cache_dir() / 'models' / f'{name}.gguf'
   try:
     if _sha256(path) == model.sha256:
