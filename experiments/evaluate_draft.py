@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
+from absl import flags, logging
 
 import swiftspec_jax as ss
 from experiments.flags import run_flags
@@ -36,6 +36,9 @@ from swiftspec_jax.cli.flags import shared_flags, tree_flags
 
 _PROMPTS = run_flags.prompts()
 _LIMIT = run_flags.limit()
+_BATCH_SIZE = flags.DEFINE_integer(
+  'batch_size', 1, 'Has no effect any more, and goes in 0.4.', lower_bound=1
+)
 _OUTPUT_DIR = run_flags.output_dir()
 _RESUME = run_flags.resume()
 flags.FLAGS.set_default('max_new_tokens', 128)
@@ -58,6 +61,12 @@ def main() -> None:
         f'--{name} has no meaning here: what is measured is a chain of 4 and '
         'trees of 8 and 16 nodes'
       )
+  if _BATCH_SIZE.value != 1:
+    logging.warning(
+      '--batch_size=%d has no effect any more: prompts decode one at a time, '
+      'as in benchmark. The flag goes in 0.4.',
+      _BATCH_SIZE.value,
+    )
   shared_flags.check(['serial'])
   prompts_path = pathlib.Path(_PROMPTS.value)
   prompts = prompts_lib.read_prompts(prompts_path, _LIMIT.value)
