@@ -14,7 +14,7 @@ from swiftspec_jax.config import SamplingParams, TreeConfig
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.spec import DraftSpec
-from swiftspec_jax.engine import left_iterators
+from swiftspec_jax.engine import jobs, left_iterators
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.model import Model
 from swiftspec_jax.policies import auto
@@ -203,8 +203,8 @@ class Decoder:
       request, self._target, self.max_context, self._target.name, num_images
     )
     self._max_images = max(self._max_images, num_images)
-    num_new = request.sampling.max_new_tokens or self.max_context
-    return min(len(request.token_ids) + num_new, self.max_context)
+    num_new = jobs.max_new_tokens(request, self.max_context)
+    return len(request.token_ids) + num_new
 
   @contextlib.contextmanager
   def _own_engine(self, limit: int) -> Iterator[Engine]:

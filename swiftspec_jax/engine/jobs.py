@@ -45,11 +45,14 @@ def check(
       f'structured_outputs is for engines of one process, and this one has '
       f'{jax.process_count()}; leave it out'
     )
-  config.check(len(request.token_ids), _max_new_tokens(request, config))
+  config.check(
+    len(request.token_ids), max_new_tokens(request, config.max_context)
+  )
 
 
-def _max_new_tokens(request: Request, config: SchedulerConfig) -> int:
-  most = config.max_context - len(request.token_ids)
+def max_new_tokens(request: Request, max_context: int) -> int:
+  """Returns the number of tokens at which an output must end."""
+  most = max_context - len(request.token_ids)
   return min(request.sampling.max_new_tokens or most, most)
 
 
@@ -85,7 +88,7 @@ class Job:
     self.request = request
     self.handle = handle
     self.max_speculative_tokens = max_speculative_tokens
-    self.max_new_tokens = _max_new_tokens(request, config)
+    self.max_new_tokens = max_new_tokens(request, config.max_context)
     self.limit = len(request.token_ids) + self.max_new_tokens
     self.token_ids: list[int] = []
     self.is_finished = False
