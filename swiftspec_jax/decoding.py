@@ -22,7 +22,7 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.from_process_zero import FromProcessZero
 from swiftspec_jax.requests import Event, Request
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.step import buckets, slot_sampling
+from swiftspec_jax.step import buckets, program_sizes, slot_sampling
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _PAGE_SIZE = 16
@@ -108,7 +108,14 @@ class Decoder:
     self._run_ahead = run_ahead
     self._timeline = timeline
     length = spec.longest(num_speculative_tokens)
-    self._declared = _declare(spec, batch_size, length, has_choice=has_policy)
+    self._least_tokens = program_sizes.least_tokens(target.mesh, batch_size)
+    self._declared = _declare(
+      spec,
+      batch_size,
+      length,
+      has_choice=has_policy,
+      least_tokens=self._least_tokens,
+    )
     self._policy = policy or FixedLength(length)
     self._engine: Engine | None = None
     self._max_images = 1  # of the requests so far
@@ -263,7 +270,9 @@ class Decoder:
       and num_rows <= _MOST_ROWS
       and self._target.config.num_sequence_shards == 1
     ):
-      return ProgramSizes.of_rows(self._declared, max_context)
+      return ProgramSizes.of_rows(
+        self._declared, max_context, self._least_tokens
+      )
     page_size = _PAGE_SIZE * self._target.config.num_sequence_shards
     return ProgramSizes(
       scheduler=SchedulerConfig(
@@ -291,7 +300,12 @@ def _policy_of(
 
 
 def _declare(
-  spec: DraftSpec, num_rows: int, length: int, *, has_choice: bool
+  spec: DraftSpec,
+  num_rows: int,
+  length: int,
+  *,
+  has_choice: bool,
+  least_tokens: int,
 ) -> StepBuckets:
   """Returns sizes for rows with the longest draft, and for prompts beside them.
 
@@ -300,6 +314,7 @@ def _declare(
     num_rows: B.
     length: most draft tokens of a row.
     has_choice: whether a policy chooses among shorter drafts, too.
+    least_tokens: tokens of a row's part of the smallest step.
   """
   widths = {1, length + 1}
   width = _NARROWEST
@@ -308,7 +323,7 @@ def _declare(
     width *= 2
   drafted = num_rows * (length + 1)
   beside = drafted if num_rows > 1 else 0
-  query_tokens = {num_rows * width for width in widths}
+  query_tokens = {num_rows * max(width, least_tokens) for width in widths}
   chunks = (beside + size for size in buckets.CHUNKS)
   query_tokens |= {size for size in chunks if size > drafted}
   lengths = tuple(range(length + 1))

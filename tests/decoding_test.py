@@ -14,6 +14,7 @@ from decoding_cases import CONFIG, requests_of, run
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
+from swiftspec_jax.step import program_sizes
 
 pytestmark = pytest.mark.usefixtures('no_programs')
 
@@ -67,12 +68,23 @@ def test_greedy_output_is_that_of_plain_decoding(draft, run_ahead):
     assert got.finish_reason == want.finish_reason == 'length'
 
 
-def test_lookups_are_as_wide_whatever_they_find_on_gpus():
-  decoder = ss.Decoder(TARGET, DRAFTS['prompt_lookup'])
+@pytest.mark.parametrize(
+  ('draft', 'tree'),
+  [
+    (None, None),
+    (DRAFTS['prompt_lookup'], None),
+    (BAD_DRAFT, ss.TreeConfig(num_nodes=5, width=2)),
+  ],
+  ids=['plain', 'lookup', 'tree'],
+)
+def test_all_steps_have_one_width_on_gpus(monkeypatch, draft, tree):
+  monkeypatch.setattr(program_sizes, 'least_tokens', lambda mesh, rows: 16)
+  decoder = ss.Decoder(TARGET, draft, tree=tree)
   requests = requests_of(3)
   with decoder.engine_for(requests) as engine:
-    assert engine._target.narrows
     engine._target.narrows = False
+    widths = {flat.num_tokens for flat in engine.sizes.all_mixed()}
+    assert min(widths) == engine.sizes.plain(1, 512).num_tokens == 16
   for got, want in zip(run(decoder, requests), plain_of(3), strict=True):
     assert got.token_ids == want.token_ids
 

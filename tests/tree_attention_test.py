@@ -163,6 +163,43 @@ def test_mosaic_gpu_equals_oracle(name):
   assert got[0, 1].any() == (name != 'edges')
 
 
+@pytest.mark.parametrize('window', [None, 40])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_tokens_have_the_same_bits_alone_on_gpus(dtype, window):
+  """Before, at and after the edges of blocks, which trees and chains cross."""
+  case = Case(
+    prefix_lengths=(3, 29, 63, 127, 128, 190),
+    num_tokens=8,
+    tree_size=8,
+    dtype=dtype,
+    window=window,
+  )
+  queries, keys, values, lengths, masks, positions = arguments(case)
+  call = compiled('pallas_gpu', case)
+  found = call(queries, keys, values, lengths, masks, positions)
+  chains = np.broadcast_to(np.tri(8, dtype=bool), masks.shape)
+  rows = np.arange(len(lengths))
+  for node in range(8):
+    path = np.argsort(~masks[:, node], axis=1, kind='stable')
+    moved = lengths[:, None] + path
+
+    def in_order(cache, moved=moved):
+      cache = cache.copy()
+      tree = lengths[:, None] + np.arange(8)
+      cache[rows[:, None], :, tree] = cache[rows[:, None], :, moved]
+      return cache
+
+    alone = call(
+      np.roll(queries, -node, axis=1),
+      in_order(keys),
+      in_order(values),
+      positions[:, node],
+      chains,
+      positions[:, node, None] + np.arange(8),
+    )
+    np.testing.assert_array_equal(alone[:, 0], found[:, node])
+
+
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_row_that_sees_nothing_gives_zeros(name):
   case = CASES['edges']

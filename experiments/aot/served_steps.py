@@ -163,7 +163,8 @@ class Step:
     context = self.sizes.contexts[-1]
     flat = self.sizes.plain(num_rows, context)
     if self.kind != 'plain':
-      flat = self.sizes.mixed(num_rows, num_rows * num_nodes, context)
+      width = max(num_nodes, self.sizes.least_tokens)
+      flat = self.sizes.mixed(num_rows, num_rows * width, context)
     columns = step_input.NUM_COUNTS
     if not self.sizes.has_rows:
       columns += context // config.page_size

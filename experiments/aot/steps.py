@@ -18,7 +18,7 @@ from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters.trees import tree_draft
 from swiftspec_jax.models import params as params_lib
-from swiftspec_jax.step import buckets
+from swiftspec_jax.step import buckets, program_sizes
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _DTYPE = jnp.bfloat16
@@ -69,15 +69,17 @@ def _steps(pair, split, target):
 
 def _step(kind, config, num_nodes, num_devices, target, params):
   """Lowers a step of one request, whose keys and values have a row."""
+  config, mesh = _place(config, target.devices[:num_devices])
+  least_tokens = program_sizes.least_tokens(mesh, 1)
+  widths = {max(width, least_tokens) for width in (1, num_nodes)}
   buckets_of_row = StepBuckets(
     rows=(1,),
-    query_tokens=(1, num_nodes, _CONTEXT),
+    query_tokens=(*sorted(widths), _CONTEXT),
     lengths=tuple(range(num_nodes)),
   )
-  config, mesh = _place(config, target.devices[:num_devices])
   return served_steps.Step(
     kind=kind,
-    sizes=ProgramSizes.of_rows(buckets_of_row, _CONTEXT),
+    sizes=ProgramSizes.of_rows(buckets_of_row, _CONTEXT, least_tokens),
     config=config,
     mesh=mesh,
     sampling=params,

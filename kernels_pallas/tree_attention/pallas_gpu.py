@@ -1,22 +1,34 @@
 """Tree attention as a Pallas Triton kernel for NVIDIA GPUs.
 
-One launch; the rows of the cache lie in order.
+A token's result has the same bits alone, in a chain and in a tree, in programs
+of the same shapes. So blocks of keys are cut by the positions of the rows, not
+by where the rows lie: blocks that the prefix fills are shared by all tokens,
+and each token has its own last ones, with the rest of the prefix and its
+ancestors in their order. Each block has a softmax of its own. Its maximum is
+rounded up to an integer, so that results are brought to a common maximum by
+powers of two, which round nothing, wherever that is done.
 
 Legend:
 - B rows, T query tokens, M cache rows of the tree, S cache capacity
-- G kv heads, Q query heads for each kv head, E head_dim, W mask words
-- N rows of queries (T x Q with padding)
+- G kv heads, Q query heads for each kv head, E head_dim
+- N rows of queries (T x Q with padding), K block_kv, P splits, J own blocks
 """
 
 import dataclasses
 import functools
+import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import tiles
-from kernels_pallas.tree_attention import mask_words, triton_blocks
+from kernels_pallas import last_program, tiles
+from kernels_pallas.tree_attention import mask_words, reference, triton_blocks
+
+_NOTHING = reference.MASKED_SCORE
+_LOG2_E = math.log2(math.e)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +40,14 @@ class Config(tiles.Config):
   num_splits: int = tiles.number((4, 8, 16, 32), 16)
   num_warps: int = tiles.power((4, 8), 4)  # warps of a program
   num_stages: int = tiles.number((2, 3, 4), 2)  # blocks in flight
+
+
+class Part(NamedTuple):
+  """Attention to some rows, of a softmax with a maximum of its own."""
+
+  maximum: jax.Array  # f32[...], an integer
+  weight: jax.Array  # f32[...] sum of the weights
+  total: jax.Array  # f32[..., E] sum of the values by weight
 
 
 def default_config(
@@ -82,52 +102,270 @@ def tree_attention(
 ) -> jax.Array:
   """See `reference.tree_attention`; raises NotImplementedError as `check`."""
   check(queries.shape, keys.shape, tree_mask.shape[2], queries.dtype)
-  num_tokens, _, num_groups, head_dim = queries.shape[1:]
+  batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
   num_rows = triton_blocks.num_rows_of(num_tokens, num_groups)
-  attended, _ = triton_blocks.launch(
-    functools.partial(_kernel, tree_size=tree_mask.shape[2]),
-    (),
-    (prefix_lengths,),
-    queries.reshape(-1, *queries.shape[2:]),
-    mask_words.pack(tree_mask),
-    positions,
+  config = config or default_config(num_rows, head_dim, keys.dtype)
+  own_rows = _own_rows(prefix_lengths, tree_mask, config.block_kv)
+  num_own = own_rows.shape[2] // config.block_kv
+  heads = (batch, num_kv_heads)
+
+  def of_row(*shape):
+    """Of one row of the batch."""
+    return pl.BlockSpec(
+      (None, *shape), lambda b, g, p: (b, *(0 for _ in shape))
+    )
+
+  def of_head(*shape):
+    """Of one kv head of one row."""
+    return pl.BlockSpec(
+      (None, None, *shape), lambda b, g, p: (b, g, *(0 for _ in shape))
+    )
+
+  tokens = pl.BlockSpec(
+    (None, num_tokens, None, num_groups, head_dim),
+    lambda b, g, p: (b, 0, g, 0, 0),
+  )
+  parts = (config.num_splits, num_rows), (num_tokens, num_own, num_groups)
+  shapes = [
+    shape for part in parts for shape in (part, part, (*part, head_dim))
+  ]
+  counters, counter = last_program.counters(
+    batch * num_kv_heads, lambda b, g, _: b * num_kv_heads + g
+  )
+  by_position = [] if window is None else [positions - (window - 1)]
+  by_head = [] if sinks is None else [sinks.astype(jnp.float32)]
+  attended, *_ = pl.pallas_call(
+    functools.partial(
+      _kernel,
+      scale=scale,
+      has_window=window is not None,
+      has_sinks=sinks is not None,
+      config=config,
+      interpret=interpret,
+    ),
+    grid=(*heads, config.num_splits + num_tokens),
+    in_specs=[
+      of_row(),
+      tokens,
+      of_row(*own_rows.shape[1:]),
+      of_head(*keys.shape[2:]),
+      of_head(*keys.shape[2:]),
+      *[of_row(num_tokens)] * len(by_position),
+      *(
+        pl.BlockSpec((None, num_groups), lambda b, g, p: (g, 0))
+        for _ in by_head
+      ),
+      counter,
+    ],
+    out_specs=[tokens, *(of_head(*shape) for shape in shapes)],
+    out_shape=[
+      jax.ShapeDtypeStruct(queries.shape, queries.dtype),
+      *(jax.ShapeDtypeStruct((*heads, *x), jnp.float32) for x in shapes),
+    ],
+    compiler_params=plgpu.CompilerParams(
+      num_warps=config.num_warps, num_stages=config.num_stages
+    ),
+    interpret=interpret,
+    name='tree_attention',
+  )(
+    prefix_lengths,
+    queries,
+    own_rows,
     keys,
     values,
-    pl.BlockSpec((None, None, *keys.shape[2:]), lambda b, g, p: (b, g, 0, 0)),
-    sinks,
-    config=config or default_config(num_rows, head_dim, keys.dtype),
-    name='tree_attention',
-    scale=scale,
-    window=window,
-    interpret=interpret,
+    *by_position,
+    *by_head,
+    counters,
   )
-  return attended.reshape(queries.shape)
+  return attended
+
+
+def _own_rows(prefix_lengths, tree_mask, block_kv):
+  """Returns i32[B, T, J x K] rows at the last positions that a token sees.
+
+  They begin with the first one that is in no block of the prefix alone. After
+  the token's own row they are -1.
+  """
+  tree_size = tree_mask.shape[2]
+  size = (1 + pl.cdiv(tree_size, block_kv)) * block_kv
+  rest = (prefix_lengths % block_kv)[:, None, None]
+  offsets = jnp.arange(size)[None, None] - rest
+  rank = jnp.cumsum(tree_mask, axis=2) - 1
+  is_mine = tree_mask[:, :, None] & (rank[:, :, None] == offsets[..., None])
+  nodes = jnp.where(is_mine, jnp.arange(tree_size), -1).max(axis=3)
+  in_tree = jnp.where(nodes < 0, -1, prefix_lengths[:, None, None] + nodes)
+  in_prefix = prefix_lengths[:, None, None] + offsets
+  return jnp.where(offsets < 0, in_prefix, in_tree).astype(jnp.int32)
+
+
+def _merged(part: Part, other: Part) -> Part:
+  """Returns the part of the rows of both."""
+  maximum = jnp.maximum(part.maximum, other.maximum)
+  factor = _power_of_two(part.maximum - maximum)
+  other_factor = _power_of_two(other.maximum - maximum)
+  return Part(
+    maximum,
+    part.weight * factor + other.weight * other_factor,
+    part.total * factor[..., None] + other.total * other_factor[..., None],
+  )
+
+
+def _power_of_two(exponent):
+  """Returns 2**exponent exactly, of integers f32[...] up to 0."""
+  bits = (jnp.maximum(exponent, -127.0).astype(jnp.int32) + 127) << 23
+  return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _kernel(
   prefix_length,  # i32[]
-  queries,  # [B * T, Q, E]
-  words,  # i32[T, W] mask
-  positions,  # i32[T]
+  queries,  # [T, Q, E]
+  own_rows,  # i32[T, J x K]
   keys,  # [S, E]
   values,  # [S, E]
-  *results,  # as `triton_blocks.launch`
-  tree_size: int,
+  # i32[T] first visible positions, where there is a window; f32[Q] sinks, where
+  # there are any; the counter i32[1]; [T, Q, E]; parts [P, N], and [T, J, Q].
+  *refs,
+  scale: float,
+  has_window: bool,
+  has_sinks: bool,
   config: Config,
-  **options,
+  interpret: bool,
 ):
-  prefix_length = prefix_length[()]
-  triton_blocks.attend(
-    functools.partial(triton_blocks.load_queries, queries),
-    words,
-    positions,
-    keys,
-    values,
-    results,
-    prefix_length=prefix_length,
-    end=jnp.minimum(prefix_length + tree_size, keys.shape[0]),
-    place_fn=lambda block, *_: pl.ds(block * config.block_kv, config.block_kv),
-    config=config,
-    first_token=pl.program_id(0) * words.shape[0],
-    **options,
+  """Takes the shared blocks of a split, or the own ones of a token."""
+  *optional, num_done, out = refs[:-6]
+  shared, own = Part(*refs[-6:-3]), Part(*refs[-3:])
+  num_tokens, num_groups, head_dim = queries.shape
+  num_splits, num_rows = shared.maximum.shape
+  index = jnp.arange(num_rows)
+  is_row = index < num_tokens * num_groups
+  token, group = index // num_groups, index % num_groups
+  columns = jnp.arange(head_dim)[None]
+  places = token[:, None], group[:, None], columns
+  tile = plgpu.load(queries.at[places], mask=is_row[:, None], other=0)
+  first = None
+  if has_window:
+    far = jnp.iinfo(jnp.int32).max
+    first = plgpu.load(optional[0].at[token], mask=is_row, other=far)[:, None]
+  num_shared = jax.lax.div(prefix_length[()], config.block_kv)
+  program = pl.program_id(2)
+  own_token = jnp.maximum(program - num_splits, 0)
+  is_own = program >= num_splits
+  is_mine = is_row & is_own & (token == own_token)
+
+  def add(i, part):
+    # One path for both kinds of blocks: compiled once, it gives the same bits.
+    offsets = i * config.block_kv + jnp.arange(config.block_kv)
+    rows = jnp.where(
+      is_own,
+      plgpu.load(own_rows.at[own_token, offsets], mask=is_own, other=0),
+      (program + i * num_splits) * config.block_kv
+      + jnp.arange(config.block_kv),
+    )
+    visible = (rows >= 0)[None]
+    if first is not None:
+      own_positions = num_shared * config.block_kv + offsets
+      visible &= jnp.where(is_own, own_positions, rows)[None] >= first
+    other = _part(
+      tile, keys, values, (rows[:, None], columns), visible, scale * _LOG2_E
+    )
+    for ref, x in zip(own, other, strict=True):
+      place, mask = _own_place(x, i, token, group, columns, is_mine)
+      plgpu.store(ref.at[place], x, mask=mask)
+    return _merged(part, other)
+
+  num_blocks = jnp.maximum(num_shared - program + num_splits - 1, 0)
+  num_own = own.maximum.shape[1]
+  num_blocks = jnp.where(is_own, num_own, jax.lax.div(num_blocks, num_splits))
+  nothing = _nothing(num_rows, head_dim)
+  part = jax.lax.fori_loop(0, num_blocks, add, nothing)
+
+  @pl.when(~is_own)
+  def _():
+    for ref, x in zip(shared, part, strict=True):
+      ref[program] = x
+
+  @pl.when(
+    last_program.is_last(num_done, num_splits + num_tokens, interpret=interpret)
   )
+  def _():
+    total = nothing
+    if has_sinks:
+      # Each takes the weight of a score without a value.
+      score = plgpu.load(optional[-1].at[group]) * _LOG2_E
+      maximum = jnp.ceil(score)
+      total = Part(maximum, jnp.exp2(score - maximum), nothing.total)
+    total = _in_order(
+      shared, own, total, num_shared, token, group, columns, is_row
+    )
+    # A row that sees nothing gives zeros.
+    weight = jnp.where(total.weight == 0, 1.0, total.weight)
+    attended = (total.total / weight[:, None]).astype(out.dtype)
+    plgpu.store(out.at[places], attended, mask=is_row[:, None])
+
+
+def _in_order(shared, own, total, num_shared, token, group, columns, is_row):
+  """Adds all blocks to a `Part` [N].
+
+  Block i belongs to split i % P, and an own one comes after its shared ones. So
+  it does not matter which ones are shared.
+  """
+  num_splits, num_own = shared.maximum.shape[0], own.maximum.shape[1]
+
+  def add(split, total):
+    part = Part(*(ref[split] for ref in shared))
+    for i in range(num_own):
+      is_here = is_row & ((num_shared + i) % num_splits == split)
+      other = []
+      for ref, none in zip(own, nothing, strict=True):
+        place, mask = _own_place(none, i, token, group, columns, is_here)
+        other.append(plgpu.load(ref.at[place], mask=mask, other=none))
+      part = _merged(part, Part(*other))
+    return _merged(total, part)
+
+  nothing = _nothing(*total.total.shape)
+  return jax.lax.fori_loop(0, num_splits, add, total)
+
+
+def _own_place(x, i, token, group, columns, mask):
+  """Returns where a field [N] or [N, E] of own parts lies, and its mask."""
+  if x.ndim == 1:
+    return (token, i, group), mask
+  return (token[:, None], i, group[:, None], columns), mask[:, None]
+
+
+def _nothing(num_rows, head_dim):
+  """Returns the `Part` [N] of no rows."""
+  return Part(
+    jnp.full((num_rows,), _NOTHING, jnp.float32),
+    jnp.zeros((num_rows,), jnp.float32),
+    jnp.zeros((num_rows, head_dim), jnp.float32),
+  )
+
+
+def _part(queries, keys, values, place, visible, scale):
+  """Returns the `Part` [N] of a block.
+
+  Args:
+    queries: [N, E].
+    keys: ref of [S, E].
+    values: ref of [S, E].
+    place: rows i32[K, 1] and columns i32[1, E]; rows below 0 are none.
+    visible: bool[N, K], or bool[1, K].
+    scale: factor of the scores, for powers of two.
+  """
+  precision = (
+    jax.lax.Precision.HIGHEST if queries.dtype == jnp.float32 else None
+  )
+  load = functools.partial(plgpu.load, mask=place[0] >= 0, other=0)
+  scores = plgpu.dot(
+    queries, load(keys.at[place]), trans_b=True, precision=precision
+  )
+  scores = scores.astype(jnp.float32) * scale
+  visible = jnp.broadcast_to(visible, scores.shape)
+  scores = jnp.where(visible, scores, _NOTHING)
+  maximum = jnp.ceil(scores.max(axis=1))
+  weights = jnp.exp2(scores - maximum[:, None])
+  weights = jnp.where(visible, weights, 0.0)
+  block = load(values.at[place])
+  total = plgpu.dot(weights.astype(block.dtype), block, precision=precision)
+  return Part(maximum, weights.sum(axis=1), total.astype(jnp.float32))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from jax.sharding import Mesh
 
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
@@ -18,6 +19,23 @@ from swiftspec_jax.step.ragged_batch import StepSizes
 # take about the same time, blocks of 1 three times as long (every token reads
 # the pages of its row), and blocks of 64 twice (mostly padding).
 _SMALLEST_BLOCK = 8
+_LEAST_TOKENS = 16
+
+
+def least_tokens(mesh: Mesh, num_rows: int) -> int:
+  """Returns the tokens that each row's part of a step is padded to.
+
+  XLA sums in another order in programs of other shapes, and then bfloat16 has
+  other bits. So the steps of one row have one shape on GPUs and TPUs. That
+  takes no longer: the time is that of reading the weights. Kernels of CPUs give
+  a token the same bits in any step.
+
+  Args:
+    mesh: devices of the target.
+    num_rows: rows that decode together.
+  """
+  is_padded = num_rows == 1 and mesh.devices.flat[0].platform != 'cpu'
+  return _LEAST_TOKENS if is_padded else 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,15 +50,20 @@ class ProgramSizes:
     has_rows: whether each slot has a row of the target's cache to itself. Then
       nothing is looked up in a page table, and every step computes all slots:
       for few of them. `of_rows` makes such sizes.
+    least_tokens: tokens of a slot's part of a plain step, padding included,
+      where slots have rows.
   """
 
   scheduler: SchedulerConfig
   contexts: tuple[int, ...] = ()
   max_images: int = 1
   has_rows: bool = False
+  least_tokens: int = 1
 
   @classmethod
-  def of_rows(cls, buckets: StepBuckets, max_context: int) -> 'ProgramSizes':
+  def of_rows(
+    cls, buckets: StepBuckets, max_context: int, least_tokens: int = 1
+  ) -> 'ProgramSizes':
     """Returns sizes for slots with rows, each a page for the longest text.
 
     Args:
@@ -48,6 +71,7 @@ class ProgramSizes:
         alone; those of `rows[-1]` tokens and of as many for each longest draft
         need no tokens out of order.
       max_context: most tokens of a request, prompt and output together.
+      least_tokens: tokens of a slot's part of a plain step, padding included.
     """
     return cls(
       scheduler=SchedulerConfig(
@@ -59,6 +83,7 @@ class ProgramSizes:
       ),
       contexts=(max_context,),
       has_rows=True,
+      least_tokens=least_tokens,
     )
 
   def __post_init__(self):
@@ -110,7 +135,9 @@ class ProgramSizes:
   def _is_for_drafts(self, num_tokens: int) -> bool:
     """Whether slots have rows, and steps of this size feed no prompts."""
     buckets = self.scheduler.buckets
-    most_drafted = buckets.max_rows * (buckets.max_length + 1)
+    most_drafted = buckets.max_rows * max(
+      buckets.max_length + 1, self.least_tokens
+    )
     return (
       self.has_rows
       and num_tokens <= most_drafted
@@ -142,6 +169,9 @@ class ProgramSizes:
 
   def plain(self, padded_rows: int, num_positions: int) -> StepSizes:
     """Returns the sizes for rows that feed one token each."""
+    if self.least_tokens > 1:
+      num_tokens = padded_rows * self.least_tokens
+      return self.mixed(padded_rows, num_tokens, num_positions)
     return StepSizes(
       num_rows=padded_rows,
       num_tokens=padded_rows,

@@ -234,8 +234,7 @@ def _verify_trees(scores, queries, drafted, trees, devices):
   if queries.is_in_order:
     *found, choices = _verify_in_order(scores, nodes, devices)
     flat_choices = choices.reshape(-1)
-    more = trees.parents.shape[1] - choices.shape[1]
-    choices = jnp.pad(choices, ((0, 0), (0, more)))
+    choices = _of_size(choices, trees.parents.shape[1])
   else:
     flat_choices = largest.argmax(scores).astype(jnp.int32)
     choices = flat_choices[queries.index]
@@ -263,7 +262,14 @@ def _verify_in_order(scores, nodes, devices):
   token_ids, parents, sizes, mask = nodes
   num_slots, num_nodes = parents.shape
   width = len(scores) // num_slots
-  *padded, num_accepted, path, choices = api.verify_tree(
+  # A step may have more tokens than a tree can have nodes. What is no node
+  # matches nothing, and is its own ancestor.
+  padding = (0, 0), (0, max(width - num_nodes, 0))
+  token_ids = jnp.pad(token_ids, padding, constant_values=reference.NO_TOKEN)
+  parents = jnp.pad(parents, padding, constant_values=tree_lib.NO_PARENT)
+  mask = jnp.pad(mask, (*padding, padding[1]))
+  mask |= jnp.eye(mask.shape[1], dtype=bool)[None]
+  found, num_accepted, path, choices = api.verify_tree(
     scores.reshape(num_slots, width, -1),
     token_ids[:, :width],
     parents[:, :width],
@@ -272,9 +278,13 @@ def _verify_in_order(scores, nodes, devices):
     implementation=devices['kernels'],
     sharding=devices['sharding'],
   )
-  more = ((0, 0), (0, num_nodes - width))
-  padded = [jnp.pad(x, more) for x in (*padded, path)]
-  return padded[0], num_accepted, padded[1], choices
+  found, path = (_of_size(x, num_nodes) for x in (found, path))
+  return found, num_accepted, path, choices
+
+
+def _of_size(x, size):
+  """Returns [B, size] of [B, any]: the first ones, and zeros after them."""
+  return jnp.pad(x[:, :size], ((0, 0), (0, max(size - x.shape[1], 0))))
 
 
 def _texts_behind(texts, queries, drafted, trees):
