@@ -1,5 +1,7 @@
 """Costs that are learned from the steps: as good as those that are known."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import serving_cases as cases
@@ -72,6 +74,16 @@ def test_learned_costs_are_as_good_as_known_ones(num_rows, acceptance, costs):
   known = reached(costs, hiccups=False)
   learned = reached(LiveCosts(BUCKETS, drafts_by_model=True), hiccups=True)
   assert learned > 0.95 * known
+
+
+def test_what_does_not_count_is_no_try():
+  """The first steps read a prompt, and then the draft reads it."""
+  costs = LiveCosts(BUCKETS, drafts_by_model=True)
+  assert costs.due(cases.make_view(0, BUCKETS, step=0)) is None
+  late = cases.make_view(1, BUCKETS, step=1)
+  assert costs.due(dataclasses.replace(late, num_unread_tokens=50)) is None
+  assert costs.due(cases.make_view(1, BUCKETS, step=2)) is not None
+  assert costs.due(cases.make_view(1, BUCKETS, step=3)) is None
 
 
 def test_costs_that_change_are_noticed():

@@ -96,7 +96,7 @@ class Goodput(policies.Policy):
       draft_steps=view.buckets.draft_step_array,
       coverage=coverage,
     )
-    due = None if self._live is None else self._live.due(view.step)
+    due = None if self._live is None else self._live.due(view)
     if due and scores.expected_tokens[due] < _HYSTERESIS * view.num_rows:
       due = None  # it would not pay if it took no longer
     choice = self._choose(view, scores.goodput) if due is None else due

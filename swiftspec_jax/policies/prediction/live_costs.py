@@ -85,9 +85,14 @@ class LiveCosts:
       draft=draft, target=seconds - draft, overhead=0.0
     )
 
-  def due(self, step: int) -> int | None:
-    """Returns the index of a declared length that the step should try."""
-    if step < self._next_try:
+  def due(self, view: policies.StepView) -> int | None:
+    """Returns the index of a declared length that the step should try.
+
+    None is due in a step that would tell nothing: without rows to draft for, or
+    whose time does not count.
+    """
+    step = view.step
+    if step < self._next_try or not view.num_rows or view.num_unread_tokens:
       return None
     self._num_tries += 1
     self._gap = min(2 * self._gap, _TRY_EVERY)
