@@ -162,17 +162,20 @@ def fresh(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('compiler', 'reason'),
+  ('compiler', 'seconds', 'reason'),
   [
-    ('no-such-compiler', 'there is no C\\+\\+ compiler .*; install one'),
-    ('false', 'false cannot compile them'),
+    ('no-such-compiler', 300, 'there is no C\\+\\+ compiler .*; install one'),
+    ('false', 300, 'false cannot compile them'),
+    ('false', 0, 'false took more than 0 s'),
   ],
 )
 def test_without_a_compiler_xla_takes_over(
-  compiler, reason, fresh, monkeypatch, model
+  compiler, seconds, reason, fresh, monkeypatch, model
 ):
   monkeypatch.setenv('CXX', compiler)
-  rows, weight = draw('float32', 1, 8), draw('float32', len(compiler), 8)
+  monkeypatch.setattr(library, '_SECONDS', seconds)
+  width = len(compiler) + seconds  # a shape of its own
+  rows, weight = draw('float32', 1, 8), draw('float32', width, 8)
   got = api.few_rows(rows, weight)
   np.testing.assert_allclose(got, rows @ weight.T, atol=1e-5)
   newest = dispatch.choices()[-1]

@@ -82,8 +82,8 @@ def test_what_does_not_count_is_no_try():
   assert costs.due(cases.make_view(0, BUCKETS, step=0)) is None
   late = cases.make_view(1, BUCKETS, step=1)
   assert costs.due(dataclasses.replace(late, num_unread_tokens=50)) is None
-  assert costs.due(cases.make_view(1, BUCKETS, step=2)) is not None
-  assert costs.due(cases.make_view(1, BUCKETS, step=3)) is None
+  dues = [costs.due(cases.make_view(1, BUCKETS, step=i)) for i in range(2, 10)]
+  assert dues == [5, 5, None, None, None, 0, 0, None]  # plain steps second
 
 
 def test_costs_that_change_are_noticed():

@@ -169,13 +169,18 @@ def _run(compiler: str, *arguments: str | os.PathLike) -> None:
   Raises:
     _CompileError: it cannot do that.
   """
-  done = subprocess.run(
-    [compiler, *arguments],
-    check=False,
-    capture_output=True,
-    text=True,
-    timeout=_SECONDS,
-  )
+  try:
+    done = subprocess.run(
+      [compiler, *arguments],
+      check=False,
+      capture_output=True,
+      text=True,
+      timeout=_SECONDS,
+    )
+  except subprocess.TimeoutExpired as error:
+    raise _CompileError(
+      f'{compiler} took more than {_SECONDS} s; start again to try once more'
+    ) from error
   if done.returncode:
     said = [x for x in done.stderr.splitlines() if 'error' in x]
     raise _CompileError(

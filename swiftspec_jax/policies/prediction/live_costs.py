@@ -16,7 +16,8 @@ _RIDGE = 0.01  # of what a size adds: what was never seen is taken to be free
 # Of a draft that takes time; its own time is not known apart from the step's.
 _SOME_SECONDS = 1e-9
 _FIT_EVERY = 8  # steps, as it takes some 0.2 ms
-# Steps between tries, each of which may take twice a step; 4, 8, ... at first.
+# Steps between tries, each of which may take twice two steps; 4, 8, ... at
+# first.
 _TRY_EVERY = 256
 _GOLDEN = 0.618  # steps of this share of a circle soon come near every place
 _PLAIN, _UNVERIFIED, _VERIFIED = range(3)  # kinds of steps
@@ -94,11 +95,16 @@ class LiveCosts:
     step = view.step
     if step < self._next_try or not view.num_rows or view.num_unread_tokens:
       return None
+    # Each is tried in two steps, as one alone does not count.
+    place, is_second = divmod(self._num_tries, 2)
     self._num_tries += 1
-    self._gap = min(2 * self._gap, _TRY_EVERY)
-    self._next_try = step + self._gap
-    # Lengths that are far apart tell most of those between them.
-    return -self._num_tries * self._stride % len(self._buckets.lengths)
+    if is_second:
+      self._gap = min(2 * self._gap, _TRY_EVERY)
+    self._next_try = step + (self._gap if is_second else 1)
+    # Lengths that are far apart tell most of those between them. The second one
+    # is 0: trees may take as many forwards whatever their length, which tells
+    # nothing of plain steps.
+    return (1 - place) * self._stride % len(self._buckets.lengths)
 
   def observe(self, outcome: policies.Outcome) -> None:
     """Takes the time of a step."""
