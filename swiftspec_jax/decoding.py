@@ -108,14 +108,7 @@ class Decoder:
     self._run_ahead = run_ahead
     self._timeline = timeline
     length = spec.longest(num_speculative_tokens)
-    self._least_tokens = program_sizes.least_tokens(target.mesh, batch_size)
-    self._declared = _declare(
-      spec,
-      batch_size,
-      length,
-      has_choice=has_policy,
-      least_tokens=self._least_tokens,
-    )
+    self._declared = _declare(spec, batch_size, length, has_choice=has_policy)
     self._policy = policy or FixedLength(length)
     self._engine: Engine | None = None
     self._max_images = 1  # of the requests so far
@@ -244,17 +237,15 @@ class Decoder:
       yield engine
 
   def _make_engine(self, max_context: int) -> Engine:
-    policy = self._policy
+    policy, sizes = self._policy, self._sizes(max_context)
     if not isinstance(policy, policies.Policy):
-      policy = policy(self._declared)
+      policy = policy(sizes.scheduler.buckets)
     if hosts.is_together():
       policy = FromProcessZero(policy)
     engine = Engine(
       self._target,
       self._spec,
-      sizes=dataclasses.replace(
-        self._sizes(max_context), max_images=self._max_images
-      ),
+      sizes=dataclasses.replace(sizes, max_images=self._max_images),
       policy=policy,
       run_ahead=self._run_ahead,
       timeline=self._timeline,
@@ -270,9 +261,8 @@ class Decoder:
       and num_rows <= _MOST_ROWS
       and self._target.config.num_sequence_shards == 1
     ):
-      return ProgramSizes.of_rows(
-        self._declared, max_context, self._least_tokens
-      )
+      least_tokens = program_sizes.least_tokens(self._target.mesh, num_rows)
+      return ProgramSizes.of_rows(self._declared, max_context, least_tokens)
     page_size = _PAGE_SIZE * self._target.config.num_sequence_shards
     return ProgramSizes(
       scheduler=SchedulerConfig(
@@ -300,12 +290,7 @@ def _policy_of(
 
 
 def _declare(
-  spec: DraftSpec,
-  num_rows: int,
-  length: int,
-  *,
-  has_choice: bool,
-  least_tokens: int,
+  spec: DraftSpec, num_rows: int, length: int, *, has_choice: bool
 ) -> StepBuckets:
   """Returns sizes for rows with the longest draft, and for prompts beside them.
 
@@ -314,7 +299,6 @@ def _declare(
     num_rows: B.
     length: most draft tokens of a row.
     has_choice: whether a policy chooses among shorter drafts, too.
-    least_tokens: tokens of a row's part of the smallest step.
   """
   widths = {1, length + 1}
   width = _NARROWEST
@@ -323,7 +307,7 @@ def _declare(
     width *= 2
   drafted = num_rows * (length + 1)
   beside = drafted if num_rows > 1 else 0
-  query_tokens = {num_rows * max(width, least_tokens) for width in widths}
+  query_tokens = {num_rows * width for width in widths}
   chunks = (beside + size for size in buckets.CHUNKS)
   query_tokens |= {size for size in chunks if size > drafted}
   lengths = tuple(range(length + 1))

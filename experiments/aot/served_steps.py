@@ -163,8 +163,7 @@ class Step:
     context = self.sizes.contexts[-1]
     flat = self.sizes.plain(num_rows, context)
     if self.kind != 'plain':
-      width = max(num_nodes, self.sizes.least_tokens)
-      flat = self.sizes.mixed(num_rows, num_rows * width, context)
+      flat = self.sizes.mixed(num_rows, num_rows * num_nodes, context)
     columns = step_input.NUM_COUNTS
     if not self.sizes.has_rows:
       columns += context // config.page_size

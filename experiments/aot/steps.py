@@ -69,14 +69,13 @@ def _steps(pair, split, target):
 
 def _step(kind, config, num_nodes, num_devices, target, params):
   """Lowers a step of one request, whose keys and values have a row."""
-  config, mesh = _place(config, target.devices[:num_devices])
-  least_tokens = program_sizes.least_tokens(mesh, 1)
-  widths = {max(width, least_tokens) for width in (1, num_nodes)}
   buckets_of_row = StepBuckets(
     rows=(1,),
-    query_tokens=(*sorted(widths), _CONTEXT),
+    query_tokens=(1, num_nodes, _CONTEXT),
     lengths=tuple(range(num_nodes)),
   )
+  config, mesh = _place(config, target.devices[:num_devices])
+  least_tokens = program_sizes.least_tokens(mesh, 1)
   return served_steps.Step(
     kind=kind,
     sizes=ProgramSizes.of_rows(buckets_of_row, _CONTEXT, least_tokens),

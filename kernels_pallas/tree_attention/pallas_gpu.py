@@ -108,18 +108,7 @@ def tree_attention(
   own_rows = _own_rows(prefix_lengths, tree_mask, config.block_kv)
   num_own = own_rows.shape[2] // config.block_kv
   heads = (batch, num_kv_heads)
-
-  def of_row(*shape):
-    """Of one row of the batch."""
-    return pl.BlockSpec(
-      (None, *shape), lambda b, g, p: (b, *(0 for _ in shape))
-    )
-
-  def of_head(*shape):
-    """Of one kv head of one row."""
-    return pl.BlockSpec(
-      (None, None, *shape), lambda b, g, p: (b, g, *(0 for _ in shape))
-    )
+  row_spec, head_spec = triton_blocks.row_spec, triton_blocks.head_spec
 
   tokens = pl.BlockSpec(
     (None, num_tokens, None, num_groups, head_dim),
@@ -145,19 +134,19 @@ def tree_attention(
     ),
     grid=(*heads, config.num_splits + num_tokens),
     in_specs=[
-      of_row(),
+      row_spec(),
       tokens,
-      of_row(*own_rows.shape[1:]),
-      of_head(*keys.shape[2:]),
-      of_head(*keys.shape[2:]),
-      *[of_row(num_tokens)] * len(by_position),
+      row_spec(*own_rows.shape[1:]),
+      head_spec(*keys.shape[2:]),
+      head_spec(*keys.shape[2:]),
+      *[row_spec(num_tokens)] * len(by_position),
       *(
         pl.BlockSpec((None, num_groups), lambda b, g, p: (g, 0))
         for _ in by_head
       ),
       counter,
     ],
-    out_specs=[tokens, *(of_head(*shape) for shape in shapes)],
+    out_specs=[tokens, *(head_spec(*shape) for shape in shapes)],
     out_shape=[
       jax.ShapeDtypeStruct(queries.shape, queries.dtype),
       *(jax.ShapeDtypeStruct((*heads, *x), jnp.float32) for x in shapes),

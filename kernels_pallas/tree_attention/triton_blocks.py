@@ -32,6 +32,18 @@ def num_rows_of(num_tokens: int, num_groups: int) -> int:
   return max(pl.next_power_of_2(num_tokens * num_groups), _MIN_QUERY_ROWS)
 
 
+def row_spec(*shape: int) -> pl.BlockSpec:
+  """Returns the part of a program in [B, ...]: one row of the batch."""
+  return pl.BlockSpec((None, *shape), lambda b, g, p: (b, *(0 for _ in shape)))
+
+
+def head_spec(*shape: int) -> pl.BlockSpec:
+  """Returns the part of a program in [B, G, ...]: a kv head of one row."""
+  return pl.BlockSpec(
+    (None, None, *shape), lambda b, g, p: (b, g, *(0 for _ in shape))
+  )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NewRows:
   """Rows that a launch writes, and so reads from elsewhere.
@@ -100,18 +112,6 @@ def launch(
   num_rows = num_rows_of(num_tokens, num_groups)
   num_splits = config.num_splits
 
-  def whole_row(*shape):
-    """One row of the batch."""
-    return pl.BlockSpec(
-      (None, *shape), lambda b, g, p: (b, *(0 for _ in shape))
-    )
-
-  def whole_head(*shape):
-    """One kv head of one row."""
-    return pl.BlockSpec(
-      (None, None, *shape), lambda b, g, p: (b, g, *(0 for _ in shape))
-    )
-
   def of_tokens(num_heads):
     return pl.BlockSpec(
       (num_all, None, num_heads, head_dim), lambda b, g, p: (0, g, 0, 0)
@@ -137,10 +137,10 @@ def launch(
       *(
         pl.BlockSpec(x.shape, lambda b, g, p, n=x.ndim: (0,) * n) for x in whole
       ),
-      *(whole_row(*x.shape[1:]) for x in by_row),
+      *(row_spec(*x.shape[1:]) for x in by_row),
       of_tokens(num_heads),
-      whole_row(*words.shape[1:]),
-      whole_row(num_tokens),
+      row_spec(*words.shape[1:]),
+      row_spec(num_tokens),
       store_spec,
       store_spec,
       *(
@@ -151,7 +151,7 @@ def launch(
     ],
     out_specs=[
       of_tokens(num_groups),
-      *(whole_head(*shape) for shape, _ in partial_shapes),
+      *(head_spec(*shape) for shape, _ in partial_shapes),
       *[store_spec] * len(written),
     ],
     out_shape=[

@@ -29,7 +29,6 @@ def enqueue_step(decoder: ss.Decoder, num_tokens: int = 1) -> Callable[[], Any]:
   context = engine.max_context
   flat = engine.sizes.plain(1, context)
   if num_tokens > 1:
-    num_tokens = max(num_tokens, engine.sizes.least_tokens)
     flat = engine.sizes.mixed(1, num_tokens, context)
   return lambda: engine.enqueue_trial(flat, context // 2)[0]
 

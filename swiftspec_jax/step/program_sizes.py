@@ -23,12 +23,12 @@ _LEAST_TOKENS = 16
 
 
 def least_tokens(mesh: Mesh, num_rows: int) -> int:
-  """Returns the tokens that each row's part of a step is padded to.
+  """Returns the fewest tokens of a step, to which smaller ones are padded.
 
   XLA sums in another order in programs of other shapes, and then bfloat16 has
-  other bits. So the steps of one row have one shape on GPUs and TPUs. That
-  takes no longer: the time is that of reading the weights. Kernels of CPUs give
-  a token the same bits in any step.
+  other bits. So the steps of one row have one shape on GPUs and TPUs, where
+  the time of few tokens is that of reading the weights. Kernels of CPUs give a
+  token the same bits in any step.
 
   Args:
     mesh: devices of the target.
@@ -50,8 +50,7 @@ class ProgramSizes:
     has_rows: whether each slot has a row of the target's cache to itself. Then
       nothing is looked up in a page table, and every step computes all slots:
       for few of them. `of_rows` makes such sizes.
-    least_tokens: tokens of a slot's part of a plain step, padding included,
-      where slots have rows.
+    least_tokens: fewest tokens of a step, padding included.
   """
 
   scheduler: SchedulerConfig
@@ -71,11 +70,16 @@ class ProgramSizes:
         alone; those of `rows[-1]` tokens and of as many for each longest draft
         need no tokens out of order.
       max_context: most tokens of a request, prompt and output together.
-      least_tokens: tokens of a slot's part of a plain step, padding included.
+      least_tokens: fewest tokens of a step, padding included.
     """
+    query_tokens = {max(size, least_tokens) for size in buckets.query_tokens}
     return cls(
       scheduler=SchedulerConfig(
-        buckets=dataclasses.replace(buckets, rows=buckets.rows[-1:]),
+        buckets=dataclasses.replace(
+          buckets,
+          rows=buckets.rows[-1:],
+          query_tokens=tuple(sorted(query_tokens)),
+        ),
         num_pages=buckets.max_rows,
         max_context=max_context,
         page_size=max_context,
@@ -135,12 +139,10 @@ class ProgramSizes:
   def _is_for_drafts(self, num_tokens: int) -> bool:
     """Whether slots have rows, and steps of this size feed no prompts."""
     buckets = self.scheduler.buckets
-    most_drafted = buckets.max_rows * max(
-      buckets.max_length + 1, self.least_tokens
-    )
+    most_drafted = buckets.max_rows * (buckets.max_length + 1)
     return (
       self.has_rows
-      and num_tokens <= most_drafted
+      and num_tokens <= max(most_drafted, self.least_tokens)
       and num_tokens < buckets.max_query_tokens
     )
 
@@ -169,9 +171,8 @@ class ProgramSizes:
 
   def plain(self, padded_rows: int, num_positions: int) -> StepSizes:
     """Returns the sizes for rows that feed one token each."""
-    if self.least_tokens > 1:
-      num_tokens = padded_rows * self.least_tokens
-      return self.mixed(padded_rows, num_tokens, num_positions)
+    if padded_rows < self.least_tokens:
+      return self.mixed(padded_rows, padded_rows, num_positions)
     return StepSizes(
       num_rows=padded_rows,
       num_tokens=padded_rows,
@@ -183,6 +184,7 @@ class ProgramSizes:
     self, padded_rows: int, padded_tokens: int, num_positions: int
   ) -> StepSizes:
     """Returns the sizes for rows that feed any number of tokens."""
+    padded_tokens = max(padded_tokens, self.least_tokens)
     return StepSizes(
       num_rows=padded_rows,
       num_tokens=padded_tokens,

@@ -187,13 +187,14 @@ def forward(
   features_before, images = jax.tree.map(
     lambda array: array[None], (features_before, images)
   )
+  is_fused = _is_fused(config, batch, cache.sharding.mesh)
   hidden, features = decoder.run_layers(
     params,
     config,
     token_ids[None],
     batch.positions[None],
     attend_fn,
-    attend_from_heads=heads_fn if _is_fused(config, batch, cache) else None,
+    attend_from_heads=heads_fn if is_fused else None,
     products=_products(len(token_ids), config, cache),
     features_before=features_before,
     feature_layers=cache.feature_layers,
@@ -300,17 +301,15 @@ def _attend(
   )
 
 
-def _is_fused(config, batch, cache) -> bool:
+def _is_fused(config, batch, mesh) -> bool:
   """Whether rotation and write belong to attention."""
-  mesh = cache.sharding.mesh
   if attention.is_native(config, mesh):
     return True
   if not attention.rotates_alone(config):
     return False
   if len(batch.positions) > _MOST_KERNEL_TOKENS:
     return False
-  if isinstance(cache, dense.KVCache):
-    return False  # the fused kernels sum in another order in a tree
+  # Not over rows, where the kernel would sum in another order in a tree.
   return batch.blocks_before is not None and sharding.sequence_devices(mesh) < 2
 
 

@@ -233,8 +233,9 @@ def _verify_trees(scores, queries, drafted, trees, devices):
   )
   if queries.is_in_order:
     *found, choices = _verify_in_order(scores, nodes, devices)
-    flat_choices = choices.reshape(-1)
-    choices = _of_size(choices, trees.parents.shape[1])
+    width = len(scores) // len(choices)
+    flat_choices = _padded(choices, width).reshape(-1)
+    choices = _padded(choices, trees.parents.shape[1])
   else:
     flat_choices = largest.argmax(scores).astype(jnp.int32)
     choices = flat_choices[queries.index]
@@ -261,16 +262,11 @@ def _verify_in_order(scores, nodes, devices):
   """
   token_ids, parents, sizes, mask = nodes
   num_slots, num_nodes = parents.shape
-  width = len(scores) // num_slots
-  # A step may have more tokens than a tree can have nodes. What is no node
-  # matches nothing, and is its own ancestor.
-  padding = (0, 0), (0, max(width - num_nodes, 0))
-  token_ids = jnp.pad(token_ids, padding, constant_values=reference.NO_TOKEN)
-  parents = jnp.pad(parents, padding, constant_values=tree_lib.NO_PARENT)
-  mask = jnp.pad(mask, (*padding, padding[1]))
-  mask |= jnp.eye(mask.shape[1], dtype=bool)[None]
+  # A step may have more tokens than a tree can have nodes.
+  scores = scores.reshape(num_slots, -1, scores.shape[1])[:, :num_nodes]
+  width = scores.shape[1]
   found, num_accepted, path, choices = api.verify_tree(
-    scores.reshape(num_slots, width, -1),
+    scores,
     token_ids[:, :width],
     parents[:, :width],
     sizes,
@@ -278,13 +274,13 @@ def _verify_in_order(scores, nodes, devices):
     implementation=devices['kernels'],
     sharding=devices['sharding'],
   )
-  found, path = (_of_size(x, num_nodes) for x in (found, path))
+  found, path = (_padded(x, num_nodes) for x in (found, path))
   return found, num_accepted, path, choices
 
 
-def _of_size(x, size):
-  """Returns [B, size] of [B, any]: the first ones, and zeros after them."""
-  return jnp.pad(x[:, :size], ((0, 0), (0, max(size - x.shape[1], 0))))
+def _padded(x, size):
+  """Returns [B, size] of [B, fewer], with zeros after them."""
+  return jnp.pad(x, ((0, 0), (0, size - x.shape[1])))
 
 
 def _texts_behind(texts, queries, drafted, trees):
