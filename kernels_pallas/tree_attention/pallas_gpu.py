@@ -6,7 +6,8 @@ by where the rows lie: blocks that the prefix fills are shared by all tokens,
 and each token has its own last ones, with the rest of the prefix and its
 ancestors in their order. Each block has a softmax of its own. Its maximum is
 rounded up to an integer, so that results are brought to a common maximum by
-powers of two, which round nothing, wherever that is done.
+powers of two, which round nothing, wherever that is done. A second launch
+combines the results, all tokens at once.
 
 Legend:
 - B rows, T query tokens, M cache rows of the tree, S cache capacity
@@ -24,7 +25,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program, tiles
+from kernels_pallas import tiles
 from kernels_pallas.tree_attention import mask_words, reference, triton_blocks
 
 _NOTHING = reference.MASKED_SCORE
@@ -110,63 +111,55 @@ def tree_attention(
   heads = (batch, num_kv_heads)
   row_spec, head_spec = triton_blocks.row_spec, triton_blocks.head_spec
 
-  tokens = pl.BlockSpec(
-    (None, num_tokens, None, num_groups, head_dim),
-    lambda b, g, p: (b, 0, g, 0, 0),
-  )
   parts = (config.num_splits, num_rows), (num_tokens, num_own, num_groups)
   shapes = [
     shape for part in parts for shape in (part, part, (*part, head_dim))
   ]
-  counters, counter = last_program.counters(
-    batch * num_kv_heads, lambda b, g, _: b * num_kv_heads + g
-  )
   by_position = [] if window is None else [positions - (window - 1)]
-  by_head = [] if sinks is None else [sinks.astype(jnp.float32)]
-  attended, *_ = pl.pallas_call(
+  fields = pl.pallas_call(
     functools.partial(
-      _kernel,
-      scale=scale,
-      has_window=window is not None,
-      has_sinks=sinks is not None,
-      config=config,
-      interpret=interpret,
+      _kernel, scale=scale, has_window=window is not None, config=config
     ),
     grid=(*heads, config.num_splits + num_tokens),
     in_specs=[
       row_spec(),
-      tokens,
+      pl.BlockSpec(
+        (None, num_tokens, None, num_groups, head_dim),
+        lambda b, g, p: (b, 0, g, 0, 0),
+      ),
       row_spec(*own_rows.shape[1:]),
       head_spec(*keys.shape[2:]),
       head_spec(*keys.shape[2:]),
       *[row_spec(num_tokens)] * len(by_position),
-      *(
-        pl.BlockSpec((None, num_groups), lambda b, g, p: (g, 0))
-        for _ in by_head
-      ),
-      counter,
     ],
-    out_specs=[tokens, *(head_spec(*shape) for shape in shapes)],
-    out_shape=[
-      jax.ShapeDtypeStruct(queries.shape, queries.dtype),
-      *(jax.ShapeDtypeStruct((*heads, *x), jnp.float32) for x in shapes),
-    ],
+    out_specs=[head_spec(*shape) for shape in shapes],
+    out_shape=[jax.ShapeDtypeStruct((*heads, *x), jnp.float32) for x in shapes],
     compiler_params=plgpu.CompilerParams(
       num_warps=config.num_warps, num_stages=config.num_stages
     ),
     interpret=interpret,
     name='tree_attention',
-  )(
-    prefix_lengths,
-    queries,
-    own_rows,
-    keys,
-    values,
-    *by_position,
-    *by_head,
-    counters,
-  )
-  return attended
+  )(prefix_lengths, queries, own_rows, keys, values, *by_position)
+  by_head = [] if sinks is None else [sinks.astype(jnp.float32)]
+  return pl.pallas_call(
+    functools.partial(_combine_kernel, block_kv=config.block_kv),
+    grid=(*heads, num_tokens),
+    in_specs=[
+      row_spec(),
+      *(head_spec(*shape) for shape in shapes),
+      *(
+        pl.BlockSpec((None, num_groups), lambda b, g, t: (g, 0))
+        for _ in by_head
+      ),
+    ],
+    out_specs=pl.BlockSpec(
+      (None, None, None, num_groups, head_dim), lambda b, g, t: (b, t, g, 0, 0)
+    ),
+    out_shape=jax.ShapeDtypeStruct(queries.shape, queries.dtype),
+    compiler_params=plgpu.CompilerParams(num_warps=4),
+    interpret=interpret,
+    name='combine_tree_attention',
+  )(prefix_lengths, *fields, *by_head)
 
 
 def _own_rows(prefix_lengths, tree_mask, block_kv):
@@ -211,17 +204,14 @@ def _kernel(
   own_rows,  # i32[T, J x K]
   keys,  # [S, E]
   values,  # [S, E]
-  # i32[T] first visible positions, where there is a window; f32[Q] sinks, where
-  # there are any; the counter i32[1]; [T, Q, E]; parts [P, N], and [T, J, Q].
+  # i32[T] first visible positions, where there is a window; parts [P, N], and
+  # [T, J, Q].
   *refs,
   scale: float,
   has_window: bool,
-  has_sinks: bool,
   config: Config,
-  interpret: bool,
 ):
   """Takes the shared blocks of a split, or the own ones of a token."""
-  *optional, num_done, out = refs[:-6]
   shared, own = Part(*refs[-6:-3]), Part(*refs[-3:])
   num_tokens, num_groups, head_dim = queries.shape
   num_splits, num_rows = shared.maximum.shape
@@ -234,7 +224,7 @@ def _kernel(
   first = None
   if has_window:
     far = jnp.iinfo(jnp.int32).max
-    first = plgpu.load(optional[0].at[token], mask=is_row, other=far)[:, None]
+    first = plgpu.load(refs[0].at[token], mask=is_row, other=far)[:, None]
   num_shared = jax.lax.div(prefix_length[()], config.block_kv)
   program = pl.program_id(2)
   own_token = jnp.maximum(program - num_splits, 0)
@@ -257,9 +247,9 @@ def _kernel(
     other = _part(
       tile, keys, values, (rows[:, None], columns), visible, scale * _LOG2_E
     )
-    for ref, x in zip(own, other, strict=True):
-      place, mask = _own_place(x, i, token, group, columns, is_mine)
-      plgpu.store(ref.at[place], x, mask=mask)
+    to = _places(own, (token, i, group), is_mine)
+    for (place, mask), x in zip(to, other, strict=True):
+      plgpu.store(place, x, mask=mask)
     return _merged(part, other)
 
   num_blocks = jnp.maximum(num_shared - program + num_splits - 1, 0)
@@ -273,53 +263,64 @@ def _kernel(
     for ref, x in zip(shared, part, strict=True):
       ref[program] = x
 
-  @pl.when(
-    last_program.is_last(num_done, num_splits + num_tokens, interpret=interpret)
-  )
-  def _():
-    total = nothing
-    if has_sinks:
-      # Each takes the weight of a score without a value.
-      score = plgpu.load(optional[-1].at[group]) * _LOG2_E
-      maximum = jnp.ceil(score)
-      total = Part(maximum, jnp.exp2(score - maximum), nothing.total)
-    total = _in_order(
-      shared, own, total, num_shared, token, group, columns, is_row
-    )
-    # A row that sees nothing gives zeros.
-    weight = jnp.where(total.weight == 0, 1.0, total.weight)
-    attended = (total.total / weight[:, None]).astype(out.dtype)
-    plgpu.store(out.at[places], attended, mask=is_row[:, None])
 
-
-def _in_order(shared, own, total, num_shared, token, group, columns, is_row):
-  """Adds all blocks to a `Part` [N].
+def _combine_kernel(prefix_length, *refs, block_kv: int):
+  """Adds all blocks of a token in their order, and divides by their weight.
 
   Block i belongs to split i % P, and an own one comes after its shared ones. So
   it does not matter which ones are shared.
+
+  Args:
+    prefix_length: i32[].
+    *refs: parts [P, N] and [T, J, Q]; sinks f32[Q], where there are any; then
+      the result [Q, E].
+    block_kv: K.
   """
+  shared, own, (*sinks, out) = Part(*refs[:3]), Part(*refs[3:6]), refs[6:]
   num_splits, num_own = shared.maximum.shape[0], own.maximum.shape[1]
+  num_groups, head_dim = out.shape
+  token = pl.program_id(2)
+  group = jnp.arange(pl.next_power_of_2(num_groups))
+  is_row = group < num_groups
+  nothing = _nothing(len(group), head_dim)
 
-  def add(split, total):
-    part = Part(*(ref[split] for ref in shared))
-    for i in range(num_own):
-      is_here = is_row & ((num_shared + i) % num_splits == split)
-      other = []
-      for ref, none in zip(own, nothing, strict=True):
-        place, mask = _own_place(none, i, token, group, columns, is_here)
-        other.append(plgpu.load(ref.at[place], mask=mask, other=none))
-      part = _merged(part, Part(*other))
-    return _merged(total, part)
+  def load(part, *index):
+    places = zip(_places(part, index, is_row), nothing, strict=True)
+    return Part(
+      *(plgpu.load(ref, mask=mask, other=x) for (ref, mask), x in places)
+    )
 
-  nothing = _nothing(*total.total.shape)
-  return jax.lax.fori_loop(0, num_splits, add, total)
+  own_parts = [load(own, token, i, group) for i in range(num_own)]
+  num_shared = jax.lax.div(prefix_length[()], block_kv)
+  total = nothing
+  if sinks:
+    # Each takes the weight of a score without a value.
+    score = plgpu.load(sinks[0].at[group], mask=is_row, other=0) * _LOG2_E
+    maximum = jnp.ceil(score)
+    total = Part(maximum, jnp.exp2(score - maximum), nothing.total)
+  for split in range(num_splits):
+    part = load(shared, split, token * num_groups + group)
+    for i, own_part in enumerate(own_parts):
+      is_here = jax.lax.rem(num_shared + i, num_splits) == split
+      here = [
+        jnp.where(is_here, *x) for x in zip(own_part, nothing, strict=True)
+      ]
+      part = _merged(part, Part(*here))
+    total = _merged(total, part)
+  # A row that sees nothing gives zeros.
+  weight = jnp.where(total.weight == 0, 1.0, total.weight)
+  attended = (total.total / weight[:, None]).astype(out.dtype)
+  place = group[:, None], jnp.arange(head_dim)[None]
+  plgpu.store(out.at[place], attended, mask=is_row[:, None])
 
 
-def _own_place(x, i, token, group, columns, mask):
-  """Returns where a field [N] or [N, E] of own parts lies, and its mask."""
-  if x.ndim == 1:
-    return (token, i, group), mask
-  return (token[:, None], i, group[:, None], columns), mask[:, None]
+def _places(part, index, mask):
+  """Yields where rows i32[N] of each field of a `Part` lie, and their mask."""
+  columns = jnp.arange(part.total.shape[-1])[None]
+  wide = (x[:, None] if jnp.ndim(x) else x for x in index)
+  yield part.maximum.at[index], mask
+  yield part.weight.at[index], mask
+  yield part.total.at[(*wide, columns)], mask[:, None]
 
 
 def _nothing(num_rows, head_dim):
