@@ -236,6 +236,10 @@ def run_layers(
   pair = None
   if config.reads_features_before:
     x, pair = _fuse(params, config, x, features_before)
+  # XLA fuses nothing across these barriers, so a layer rounds the same in all
+  # programs, whatever features or masks they have.
+  apart = jax.lax.optimization_barrier
+  x, angles_by_kind = apart((x, angles_by_kind))
   # Layers of the same shapes share a trace, and a function of the program.
   share = functools.partial(jax.jit, static_argnames='config')
   before = share(
@@ -255,7 +259,7 @@ def run_layers(
       )
       with jax.named_scope('attention'):
         attended = (attend_from_heads or attend_fn)(i, *heads)
-      x, added = after(x, attended, layer, inputs[i], config=of_layer)
+      x, added = apart(after(x, attended, layer, inputs[i], config=of_layer))
     outputs.append((x, added))
   x = layer_products.add(x, added)
   if config.returns_normed:

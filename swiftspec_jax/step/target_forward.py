@@ -359,5 +359,7 @@ def logits_of(
   params: Params, config: ModelConfig, hidden: jax.Array
 ) -> jax.Array:
   """Returns logits f32[M, V] of hidden states [M, D]."""
+  hidden = jax.lax.optimization_barrier(hidden)  # as in `decoder.run_layers`
   logits = decoder.unembed(params, config, hidden[None])
-  return decoder.widen_logits(params, config, logits)[0]
+  logits = decoder.widen_logits(params, config, logits)[0]
+  return jax.lax.optimization_barrier(logits)
