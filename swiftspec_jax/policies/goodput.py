@@ -6,6 +6,7 @@ Legend: B rows, K longest draft.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -25,6 +26,11 @@ _HYSTERESIS = 1.02
 # batch; those that wait longest come first.
 _PROBE_EVERY = 128
 _ROUNDING = 1e-6  # tokens that a sum of floats may miss
+# What experiments may lose to plain steps: a share of all seconds, and the
+# seconds of some steps to begin with. A probe can be dear: a draft model may
+# have to read a long text first.
+_LOST_SHARE = 0.02
+_LOST_STEPS = 16
 
 
 class Goodput(policies.Policy):
@@ -54,6 +60,7 @@ class Goodput(policies.Policy):
     self._last_probe: int | None = None  # step, at first the first one
     self._last_verified = np.zeros(0, np.int64)  # step, by slot
     self._has_free_drafts: bool | None = None  # not known yet
+    self._seconds = self._lost_seconds = 0.0  # of all steps, and experiments
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     if not view.num_prefill_tokens:
@@ -74,6 +81,7 @@ class Goodput(policies.Policy):
     if self._live is not None:
       self._live.observe(outcome)
     view = outcome.view
+    self._count_seconds(outcome)
     self._make_room(view)
     self._last_verified[view.slots[outcome.lengths > 0]] = view.step
     if outcome.plan.is_probe is not None:
@@ -82,6 +90,27 @@ class Goodput(policies.Policy):
       if is_late.any():
         self._last_probe = view.step - _PROBE_EVERY
         self._last_verified[view.slots[is_late]] = self._last_probe
+
+  def _count_seconds(self, outcome: policies.Outcome) -> None:
+    """Adds up the seconds of steps, and those that experiments have lost."""
+    self._seconds += outcome.seconds
+    if math.isnan(outcome.plan.expected_tokens):
+      num_rows = max(outcome.view.num_rows, 1)
+      factor = 1 + outcome.num_accepted.sum() / num_rows
+      lost = outcome.seconds - factor * self._plain_seconds(outcome.view)
+      self._lost_seconds += max(lost, 0.0)
+
+  def _can_experiment(self, view: policies.StepView) -> bool:
+    room = _LOST_STEPS * self._plain_seconds(view)
+    return self._lost_seconds <= room + _LOST_SHARE * self._seconds
+
+  def _plain_seconds(self, view: policies.StepView) -> float:
+    """Returns the predicted seconds of the step without drafts."""
+    num_rows = view.buckets.pad_rows(max(view.num_rows, 1))
+    num_tokens = view.num_rows + view.num_prefill_tokens
+    num_tokens = view.buckets.pad_query_tokens(max(num_tokens, 1))
+    kv_tokens = int(view.kv_lengths.sum()) + view.prefill_kv_tokens
+    return float(self._costs.predict(num_rows, num_tokens, kv_tokens, 0).total)
 
   def _plan(self, view: policies.StepView) -> policies.DraftPlan:
     limits = view.fitting(view.limits)
@@ -96,7 +125,8 @@ class Goodput(policies.Policy):
       draft_steps=view.buckets.draft_step_array,
       coverage=coverage,
     )
-    due = None if self._live is None else self._live.due(view)
+    can_experiment = self._can_experiment(view)
+    due = self._live.due(view) if self._live and can_experiment else None
     if due and scores.expected_tokens[due] < _HYSTERESIS * view.num_rows:
       due = None  # it would not pay if it took no longer
     choice = self._choose(view, scores.goodput) if due is None else due
@@ -104,7 +134,7 @@ class Goodput(policies.Policy):
     longest = lengths[choice]
     if coverage < 1 and self._knows_free_drafts(view):
       longest, num_tokens = lengths[-1], view.max_draft_tokens
-    probes = self._probes(view, limits)
+    probes = self._probes(view, limits) if can_experiment else None
     if probes is not None:
       room = max(view.max_draft_tokens - int(probes.sum()), 0)
       planned = allocation.allocate(gains[:longest], min(num_tokens, room))
