@@ -60,7 +60,8 @@ class Goodput(policies.Policy):
     self._last_probe: int | None = None  # step, at first the first one
     self._last_verified = np.zeros(0, np.int64)  # step, by slot
     self._has_free_drafts: bool | None = None  # not known yet
-    self._seconds = self._lost_seconds = 0.0  # of all steps, and experiments
+    # Of all steps; lost by experiments, and by the last probe.
+    self._seconds = self._lost_seconds = self._probe_loss = 0.0
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     if not view.num_prefill_tokens:
@@ -97,12 +98,15 @@ class Goodput(policies.Policy):
     if math.isnan(outcome.plan.expected_tokens):
       num_rows = max(outcome.view.num_rows, 1)
       factor = 1 + outcome.num_accepted.sum() / num_rows
-      lost = outcome.seconds - factor * self._plain_seconds(outcome.view)
-      self._lost_seconds += max(lost, 0.0)
+      loss = outcome.seconds - factor * self._plain_seconds(outcome.view)
+      loss = max(loss, 0.0)
+      self._lost_seconds += loss
+      if outcome.plan.is_probe is not None:
+        self._probe_loss = loss
 
-  def _can_experiment(self, view: policies.StepView) -> bool:
-    room = _LOST_STEPS * self._plain_seconds(view)
-    return self._lost_seconds <= room + _LOST_SHARE * self._seconds
+  def _can_lose(self, loss: float, view: policies.StepView) -> bool:
+    room = _LOST_STEPS * self._plain_seconds(view) + _LOST_SHARE * self._seconds
+    return self._lost_seconds + loss <= room
 
   def _plain_seconds(self, view: policies.StepView) -> float:
     """Returns the predicted seconds of the step without drafts."""
@@ -125,8 +129,8 @@ class Goodput(policies.Policy):
       draft_steps=view.buckets.draft_step_array,
       coverage=coverage,
     )
-    can_experiment = self._can_experiment(view)
-    due = self._live.due(view) if self._live and can_experiment else None
+    can_try = self._live is not None and self._can_lose(0.0, view)
+    due = self._live.due(view) if can_try else None
     if due and scores.expected_tokens[due] < _HYSTERESIS * view.num_rows:
       due = None  # it would not pay if it took no longer
     choice = self._choose(view, scores.goodput) if due is None else due
@@ -134,7 +138,7 @@ class Goodput(policies.Policy):
     longest = lengths[choice]
     if coverage < 1 and self._knows_free_drafts(view):
       longest, num_tokens = lengths[-1], view.max_draft_tokens
-    probes = self._probes(view, limits) if can_experiment else None
+    probes = self._probes(view, limits)
     if probes is not None:
       room = max(view.max_draft_tokens - int(probes.sum()), 0)
       planned = allocation.allocate(gains[:longest], min(num_tokens, room))
@@ -220,6 +224,8 @@ class Goodput(policies.Policy):
       self._last_probe = view.step
     elapsed = view.step - self._last_probe
     if elapsed < _PROBE_EVERY or not limits.any():
+      return None
+    if not self._can_lose(self._probe_loss, view):
       return None
     self._make_room(view)
     last = self._last_verified[view.slots]
