@@ -11,10 +11,8 @@ import pytest
 from attention_oracle import TOLERANCES, ancestor_mask, oracle
 from hypothesis import strategies as st
 from interpreters import (
-  HAS_GPU_INTERPRETER,
   implementations,
   interpret_tpu,
-  interpreting_gpu,
 )
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -24,7 +22,6 @@ from kernels_pallas.tree_attention import (
   api,
   filled,
   mask_words,
-  mosaic_gpu,
   pallas_gpu,
   pallas_tpu,
   reference,
@@ -123,11 +120,6 @@ def arguments(case, seed=0, masks=None):
 @functools.cache
 def compiled(name, case):
   options = {'scale': case.head_dim**-0.5, 'window': case.window}
-  if name == 'mosaic_gpu':
-    if case.head_dim == 64:
-      # More blocks than stages; the default has more programs than blocks.
-      options['config'] = mosaic_gpu.Config(num_splits=2, num_stages=2)
-    return jax.jit(functools.partial(mosaic_gpu.tree_attention, **options))
   return jax.jit(functools.partial(IMPLEMENTATIONS[name], **options))
 
 
@@ -149,18 +141,6 @@ def check(name, case, arrays):
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_equals_oracle(name, case):
   check(name, CASES[case], arguments(CASES[case]))
-
-
-@pytest.mark.skipif(not HAS_GPU_INTERPRETER, reason='needs JAX 0.11')
-@pytest.mark.parametrize('name', ['edges', 'grown_tree', 'window', 'bfloat16'])
-def test_mosaic_gpu_equals_oracle(name):
-  """With a token that sees nothing, and programs that have no rows."""
-  case = dataclasses.replace(CASES[name], num_kv_heads=1, dtype='bfloat16')
-  *arrays, masks, positions = arguments(case)
-  masks[:, 1] = False
-  with interpreting_gpu():
-    got = check('mosaic_gpu', case, (*arrays, masks, positions))
-  assert got[0, 1].any() == (name != 'edges')
 
 
 @pytest.mark.parametrize('window', [None, 40])
@@ -300,8 +280,6 @@ def test_sinks_change_the_choice():
   options = {'scale': 0.125, 'sinks': sinks}
   jax.eval_shape(functools.partial(api.tree_attention, **options), *arrays)
   assert dispatch.choices()[-1].shape.endswith('window None, sinks')
-  with pytest.raises(NotImplementedError, match='has no attention sinks'):
-    api.tree_attention(*arrays, **options, implementation='mosaic_gpu')
 
 
 def test_each_device_takes_its_heads():

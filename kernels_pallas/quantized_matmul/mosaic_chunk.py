@@ -4,14 +4,19 @@ Legend: M rows, J inputs of a chunk, W outputs of a tile, C groups of inputs, G
 parts of a program.
 """
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.tree_attention import mosaic_block
-
-OUTPUTS = mosaic_block.ROWS  # W, of a product by a warpgroup
+OUTPUTS = 64  # W, of a product by a warpgroup
+TILE_LAYOUT = plgpu.Layout.WGMMA
+_ROW_LAYOUT = TILE_LAYOUT.reduce(1)
+# JAX 0.10 asks for an index; newer versions warn of one.
+_INDEX = inspect.signature(plgpu.load).parameters.get('idx')
+_NO_INDEX = ((),) if _INDEX and _INDEX.default is _INDEX.empty else ()
 # Where a thread has 4 bytes of numbers side by side.
 LAYOUTS = {
   'int8': plgpu.Layout.WGMMA_UPCAST_2X,
@@ -56,7 +61,7 @@ def add_chunk(chunk, sums, *, start, fetch, tiles, here, scales):
   plgpu.barrier_wait(here.at[stage])
   added = []
   for i in range(len(sums)):
-    numbers = mosaic_block.load(
+    numbers = load(
       value_tiles.at[stage, i], LAYOUTS[value_tiles.dtype.name], optimized=True
     )
     # Before that Pallas waits for all threads, which may still multiply.
@@ -69,7 +74,7 @@ def add_chunk(chunk, sums, *, start, fetch, tiles, here, scales):
         fetch(chunk - 1 + num_stages)
 
     added.append(
-      mosaic_block.product(
+      _product(
         wide_tile.transpose((1, 0)),
         row_tiles.at[stage].transpose((1, 0)),
         row_tiles.shape[1],
@@ -80,23 +85,43 @@ def add_chunk(chunk, sums, *, start, fetch, tiles, here, scales):
   return tuple(total + a for total, a in zip(sums, added, strict=True))
 
 
+def load(ref, layout, *, optimized=False):
+  """Returns what is in memory, one piece for each thread of the layout.
+
+  Args:
+    ref: reference to it.
+    layout: layout in the registers of the threads.
+    optimized: whether only fast ways will do; else the compiler raises.
+  """
+  return plgpu.load(ref, *_NO_INDEX, layout=layout, optimized=optimized)
+
+
+def _product(left, right, num_columns):
+  """Returns f32[W, num_columns] of two tiles in shared memory."""
+
+  def multiply(accumulator):
+    plgpu.wgmma(accumulator, left, right)
+    return accumulator[...]
+
+  return pl.run_scoped(multiply, plgpu.ACC((OUTPUTS, num_columns), jnp.float32))
+
+
 def nothing(num_rows):
   """Returns sums f32[W, M] of no chunks."""
   zeros = jnp.zeros((OUTPUTS, num_rows), jnp.float32)
-  return plgpu.layout_cast(zeros, mosaic_block.TILE_LAYOUT)
+  return plgpu.layout_cast(zeros, TILE_LAYOUT)
 
 
 def load_scales(scales, group):
   """Returns f32[W] of each part, from a reference to f32[G, C, W]."""
   return [
-    mosaic_block.load(scales.at[i, group], mosaic_block.ROW_LAYOUT)
-    for i in range(scales.shape[0])
+    load(scales.at[i, group], _ROW_LAYOUT) for i in range(scales.shape[0])
   ]
 
 
 def scaled(sums, factors):
   """Returns sums f32[W, M] times factors f32[W], of each part."""
   return [
-    part * mosaic_block.by_row(factor, part)
+    part * jax.lax.broadcast_in_dim(factor, part.shape, [0])
     for part, factor in zip(sums, factors, strict=True)
   ]

@@ -32,7 +32,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.quantized_matmul import mosaic_chunk, tiles
 from kernels_pallas.swiglu import reference as gate
-from kernels_pallas.tree_attention import mosaic_block
 
 _OUTPUTS = mosaic_chunk.OUTPUTS
 _ROW_TILE = 8  # M is a multiple
@@ -224,7 +223,7 @@ def _sum_of(totals):
   """Returns f32[W, M], what the splits of f32[S, W, M] have together."""
 
   def add(split, total):
-    return total + mosaic_block.load(totals.at[split], mosaic_block.TILE_LAYOUT)
+    return total + mosaic_chunk.load(totals.at[split], mosaic_chunk.TILE_LAYOUT)
 
   num_splits, _, num_rows = totals.shape
   return jax.lax.fori_loop(0, num_splits, add, mosaic_chunk.nothing(num_rows))

@@ -65,7 +65,6 @@ def tree_attention(
     sinks,
     implementation,
     sharding,
-    mosaic_gpu=None if sinks is None else 'it has no attention sinks',
     native=calls.several_devices(sharding),
   )
   if chosen == dispatch.REFERENCE:

@@ -97,11 +97,6 @@ class ArgSpec(call_spec.CallSpec):
   def options(self) -> dict[str, float | int | None]:
     return {'scale': self.head_dim**-0.5, 'window': self.window}
 
-  def suits(self, implementation):
-    """Whether it can; wgmma multiplies no float32, and there are no sinks."""
-    is_refused = self.dtype == 'float32' or self.has_sinks
-    return implementation != 'mosaic_gpu' or not is_refused
-
   def shape_class(self):
     """With the rows of queries, and how many tiles blocks of keys may have."""
     query_rows = self.num_tokens * self.num_groups
