@@ -21,7 +21,6 @@ if TYPE_CHECKING:
   from swiftspec_jax.drafters.models.draft_tree import TreeDraft
   from swiftspec_jax.drafters.models.self_draft import SelfDraft
   from swiftspec_jax.drafters.texts.datastore import Datastore
-  from swiftspec_jax.drafters.texts.phrase_draft import PhraseDraft
   from swiftspec_jax.drafters.texts.prompt_lookup import PromptLookup
   from swiftspec_jax.drafters.texts.suffix_lookup import SuffixLookup
   from swiftspec_jax.errors import UserError
@@ -45,7 +44,6 @@ __all__ = [
   'GrammarDraft',
   'Model',
   'ModelConfig',
-  'PhraseDraft',
   'PromptLookup',
   'Request',
   'SamplingParams',
@@ -76,7 +74,6 @@ _MODULES = {
   'GrammarDraft': 'drafters.grammar_draft',
   'Model': 'model',
   'ModelConfig': 'config',
-  'PhraseDraft': 'drafters.texts.phrase_draft',
   'PromptLookup': 'drafters.texts.prompt_lookup',
   'Request': 'requests',
   'SamplingParams': 'config',

@@ -50,7 +50,6 @@ LENGTH = {'num_speculative_tokens': 4}
 DRAFTS = {
   'suffix_lookup': {'draft': ss.SuffixLookup(), **LENGTH},
   'datastore': {'draft': ss.Datastore(), **LENGTH},
-  'phrases': {'draft': ss.PhraseDraft(), **LENGTH},
   'grammar': {'draft': ss.GrammarDraft(), **LENGTH},
   'self': {'draft': ss.SelfDraft(window=16), **LENGTH},
   'forced': {'draft': ForcedDraft(acceptance=1.0), **LENGTH},
@@ -64,7 +63,7 @@ DRAFTS = {
   'chain': {'draft': MODEL, 'policy': FixedLength(2)},
   'none': {'policy': FixedLength(3)},
 }
-TREES = 'datastore', 'phrases', 'tree', 'beams', 'persistent_trees'
+TREES = 'datastore', 'tree', 'beams', 'persistent_trees'
 # Drafts that know little.
 MAY_BE_WRONG = 'repeats', 'beams', 'none', 'chain_of_features', 'grammar'
 

@@ -13,7 +13,6 @@ from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.drafters.texts.datastore import Datastore
-from swiftspec_jax.drafters.texts.phrase_draft import PhraseDraft
 from swiftspec_jax.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.drafters.texts.token_store import TokenStore
 from swiftspec_jax.engine.engine import Engine
@@ -52,11 +51,6 @@ DRAFTS = {
   'lookup': ss.PromptLookup(prompt_lookup_min=1),
   'suffixes': SuffixLookup(min_match=1, num_past_tokens=200),
   'datastore': Datastore(store=STORE, min_prob=0),
-  'phrases': PhraseDraft(
-    lookup=ss.PromptLookup(prompt_lookup_min=1),
-    num_speculative_tokens=2,
-    phrase_length=2,
-  ),
   'itself': TARGET,
   'self': SelfDraft(num_sink_tokens=8, window=16),
   'bad_draft': BAD_DRAFT,

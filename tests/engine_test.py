@@ -43,7 +43,7 @@ LONG = ss.SamplingParams(max_new_tokens=100)
 CIRCLE = text_model('abcdefgh', eos_token_ids=[7])
 # `plugins_test` has trees that are often right, under every policy.
 ALL_BUT_TREE = tuple(name for name in DRAFTS if name != 'tree')
-TEXT_DRAFTS = 'lookup', 'suffixes', 'datastore', 'phrases'
+TEXT_DRAFTS = 'lookup', 'suffixes', 'datastore'
 
 
 def alone(requests, model=TARGET):
@@ -177,7 +177,7 @@ def conversations():
   return turns
 
 
-@pytest.mark.parametrize('draft', ['suffixes', 'phrases', 'itself', 'bad_tree'])
+@pytest.mark.parametrize('draft', ['suffixes', 'itself', 'bad_tree'])
 def test_conversations_that_share_pages_write_what_they_would_alone(draft):
   """A turn goes on from the text of the one before, beside others."""
   engine = engine_of(draft, RandomLengths(3))

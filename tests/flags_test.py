@@ -92,7 +92,7 @@ def test_devices_share_the_tokens_of_long_pages(model):
   ('values', 'names', 'message'),
   [
     ({'branching': 2}, ['beams'], '--branching has no effect in mode beams'),
-    ({'window': 64}, ['phrases'], '--window has no effect in mode phrases'),
+    ({'window': 64}, ['grammar'], '--window has no effect in mode grammar'),
   ],
 )
 def test_flags_of_other_modes_are_refused(values, names, message):

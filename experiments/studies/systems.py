@@ -18,7 +18,6 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.drafters.texts.datastore import Datastore
-from swiftspec_jax.drafters.texts.phrase_draft import PhraseDraft
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.live_costs import LiveCosts
@@ -90,9 +89,6 @@ SYSTEMS = {
   ),
   'sssd': System(  # arXiv 2411.05894
     engine_draft=Datastore, engine_policy=_whole_drafts
-  ),
-  'ouroboros': System(  # arXiv 2402.13720
-    engine_draft=PhraseDraft, engine_policy=_whole_drafts
   ),
   # arXiv 2408.11049
   'magicdec': System(engine_draft=SelfDraft, engine_policy=_pairs),

@@ -17,7 +17,6 @@ from swiftspec_jax.requests import Request
 from swiftspec_jax.step import slot_trees
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.slot_drafts import SlotDrafts
-from swiftspec_jax.step.verdicts import Verdicts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,18 +158,6 @@ class EngineDrafter:
       view: view of the step.
       drafted: i64[B] tokens that it has drafted.
       verified: i64[B] draft tokens, whoever drafted them, that are verified.
-    """
-
-  def learn(
-    self, view: policies.StepView, lengths: np.ndarray, verdicts: Verdicts
-  ) -> None:
-    """Learns what the target would write, also after what it rejected.
-
-    Args:
-      view: view of the step.
-      lengths: i64[B] draft tokens that were verified, without those of
-        grammars.
-      verdicts: verdicts on them, of the B rows.
     """
 
   def commit(

@@ -76,7 +76,7 @@ def spec_of(draft: Draft, tree: TreeConfig | None = None) -> DraftSpec:
   raise errors.UserError(
     'an engine with policies drafts with a model, SelfDraft, '
     'TreeDraft, BeamDraft, PersistentTrees, PromptLookup, SuffixLookup, '
-    'Datastore, PhraseDraft, GrammarDraft, a HostDrafter or a '
+    'Datastore, GrammarDraft, a HostDrafter or a '
     f'StatelessDrafter, got {draft!r}'
   )
 

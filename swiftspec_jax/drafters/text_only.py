@@ -90,9 +90,6 @@ class TextOnly:
   def overlap(self, view: policies.StepView, *counts: np.ndarray) -> None:
     self._drafter.overlap(self._of_text(view), *counts)
 
-  def learn(self, view: policies.StepView, *facts: Any) -> None:
-    self._drafter.learn(self._of_text(view), *facts)
-
   def commit(self, view: policies.StepView, *counts: np.ndarray) -> None:
     self._drafter.commit(self._of_text(view), *counts)
 

@@ -75,8 +75,8 @@ class Engine(Frontend):
       target: model that decides every token of the output.
       draft: source of drafts. A draft model makes chains, and so does
         `SelfDraft`; in a `TreeDraft` or `PersistentTrees` it makes trees.
-        Others are a lookup, a `Datastore`, a `PhraseDraft`, a `HostDrafter` and
-        a `StatelessDrafter`. None is plain decoding.
+        Others are a lookup, a `Datastore`, a `HostDrafter` and a
+        `StatelessDrafter`. None is plain decoding.
       sizes: sizes that everything is compiled for.
       policy: policy that decides how much to speculate; by default nothing is.
       run_ahead: steps that are enqueued before one is read; 0 reads each before

@@ -146,9 +146,6 @@ class StepReader:
     rows = is_present[decoding]
     lengths, step = step.lengths[decoding], step.only(is_present)
     verdicts = self._verdicts(packed[view.slots])
-    has_grammar = self._target.sampling.has_grammar[view.slots]
-    # Its nodes are not those of the drafter, or not where they were.
-    self._drafter.learn(view, np.where(has_grammar, 0, lengths), verdicts)
     accepted, ended = self._commit(
       unread, step, is_present, packed, (logprobs, drafted), report
     )

@@ -17,7 +17,6 @@ class TreePart:
 
   path: Array  # i32[U, T] indices of root and accepted nodes, then anything
   is_looked_up: Array  # bool[U, T] whether the nodes of the path were
-  choices: Array  # i32[U, T] tokens that the target chose after all nodes
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -33,12 +32,11 @@ class Verdicts:
   tree: TreePart | None  # None where drafts are chains, and in plain steps
 
   def pack(self) -> jax.Array:
-    """Returns i32[U, 2 + T], of trees i32[U, 2 + 4 T]."""
+    """Returns i32[U, 2 + T], of trees i32[U, 2 + 3 T]."""
     counts = jnp.stack([self.num_accepted, self.num_levels], axis=1)
     parts = [counts, self.token_ids]
     if self.tree is not None:
-      is_looked_up = self.tree.is_looked_up.astype(jnp.int32)
-      parts += [self.tree.path, is_looked_up, self.tree.choices]
+      parts += [self.tree.path, self.tree.is_looked_up.astype(jnp.int32)]
     return jnp.concatenate(parts, axis=1)
 
   @classmethod
@@ -52,10 +50,10 @@ class Verdicts:
     counts, rest = packed[..., :2], packed[..., 2:]
     tree = None
     if rest.shape[-1] > max_nodes:
-      rest, path, is_looked_up, choices = (
-        rest[..., i * max_nodes : (i + 1) * max_nodes] for i in range(4)
+      rest, path, is_looked_up = (
+        rest[..., i * max_nodes : (i + 1) * max_nodes] for i in range(3)
       )
-      tree = TreePart(path=path, is_looked_up=is_looked_up > 0, choices=choices)
+      tree = TreePart(path=path, is_looked_up=is_looked_up > 0)
     return cls(
       num_accepted=counts[..., 0],
       num_levels=counts[..., 1],

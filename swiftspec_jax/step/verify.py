@@ -234,25 +234,19 @@ def _verify_trees(scores, queries, drafted, trees, devices):
   if queries.is_in_order:
     *found, choices = _verify_in_order(scores, nodes, devices)
     width = len(scores) // len(choices)
-    flat_choices = _padded(choices, width).reshape(-1)
-    choices = _padded(choices, trees.parents.shape[1])
+    choices = _padded(choices, width).reshape(-1)
   else:
-    flat_choices = largest.argmax(scores).astype(jnp.int32)
-    choices = flat_choices[queries.index]
-    found = reference.follow(choices, *nodes)
+    choices = largest.argmax(scores).astype(jnp.int32)
+    found = reference.follow(choices[queries.index], *nodes)
   token_ids, num_accepted, path = found
   slots = jnp.arange(len(path))[:, None]
   verdicts = Verdicts(
     num_accepted=num_accepted,
     num_levels=jnp.where(queries.is_node, trees.depths, 0).max(axis=1),
     token_ids=token_ids,
-    tree=TreePart(
-      path=path,
-      is_looked_up=trees.is_looked_up[slots, path],
-      choices=choices,
-    ),
+    tree=TreePart(path=path, is_looked_up=trees.is_looked_up[slots, path]),
   )
-  return verdicts, flat_choices
+  return verdicts, choices
 
 
 def _verify_in_order(scores, nodes, devices):

@@ -37,12 +37,6 @@ _PAST_TOKENS = flags.DEFINE_integer(
   'Mode datastore: tokens of outputs of ended requests that drafts are looked '
   'up in, too. Requests may then tell by their speed what others wrote.',
 )
-_NUM_PHRASES = flags.DEFINE_integer(
-  'num_phrases',
-  ss.PhraseDraft().num_phrases,
-  'Mode phrases: most phrases after a draft of --num_speculative_tokens, by '
-  f'default {ss.PhraseDraft().num_speculative_tokens}.',
-)
 _WINDOW = flags.DEFINE_integer(
   'window',
   ss.SelfDraft().window,
@@ -77,15 +71,6 @@ def datastore() -> ss.Datastore:
   if _STORE.value is not None:
     store = TokenStore.open(pathlib.Path(_STORE.value))
   return ss.Datastore(store=store, num_past_tokens=_PAST_TOKENS.value)
-
-
-def phrases() -> ss.PhraseDraft:
-  """Returns the draft of mode phrases."""
-  return ss.PhraseDraft(
-    lookup=prompt_lookup(),
-    num_phrases=_NUM_PHRASES.value,
-    **num_speculative_tokens(),
-  )
 
 
 def self_draft() -> ss.SelfDraft:

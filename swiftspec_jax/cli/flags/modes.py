@@ -17,7 +17,6 @@ AUTO = 'auto'  # serial with --draft, else prompt_lookup, by goodput
 PLAIN = 'autoregressive'
 SUFFIX_LOOKUP = 'suffix_lookup'
 DATASTORE = 'datastore'
-PHRASES = 'phrases'
 GRAMMAR = 'grammar'
 SELF = 'self'
 TREE = 'tree'
@@ -56,7 +55,6 @@ MODES = {
   AUTO: Mode(takes_draft=True, takes_policy=False),
   SUFFIX_LOOKUP: Mode(is_paged=True, make=ss.SuffixLookup),
   DATASTORE: Mode(is_paged=True, makes_trees=True, make=draft_flags.datastore),
-  PHRASES: Mode(is_paged=True, makes_trees=True, make=draft_flags.phrases),
   GRAMMAR: Mode(is_paged=True, makes_trees=True, make=ss.GrammarDraft),
   SELF: Mode(is_paged=True, drafts_by_model=True, make=draft_flags.self_draft),
   'chain': Mode(takes_draft=True, drafts_by_model=True),
@@ -105,7 +103,6 @@ _OF_A_DRAFT = (
 # The modes of flags that not all have, by flag.
 _USERS = {
   **dict.fromkeys(('datastore', 'past_tokens'), (DATASTORE,)),
-  'num_phrases': (PHRASES,),
   'window': (SELF,),
   **dict.fromkeys(('num_restart_steps', 'waits_for_misses'), _LIVING),
   **dict.fromkeys(('branching', 'min_leaf_mass'), (TREE, *_LIVING)),
