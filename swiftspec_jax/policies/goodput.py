@@ -110,11 +110,15 @@ class Goodput(policies.Policy):
 
   def _plain_seconds(self, view: policies.StepView) -> float:
     """Returns the predicted seconds of the step without drafts."""
-    num_rows = view.buckets.pad_rows(max(view.num_rows, 1))
-    num_tokens = view.num_rows + view.num_prefill_tokens
-    num_tokens = view.buckets.pad_query_tokens(max(num_tokens, 1))
-    kv_tokens = int(view.kv_lengths.sum()) + view.prefill_kv_tokens
-    return float(self._costs.predict(num_rows, num_tokens, kv_tokens, 0).total)
+    buckets, num_rows = view.buckets, max(view.num_rows, 1)
+    fed = min(num_rows + view.num_prefill_tokens, buckets.max_query_tokens)
+    parts = self._costs.predict(
+      buckets.pad_rows(num_rows),
+      buckets.computed_tokens(num_rows, fed),
+      int(view.kv_lengths.sum()) + view.prefill_kv_tokens,
+      0,
+    )
+    return float(parts.total)
 
   def _plan(self, view: policies.StepView) -> policies.DraftPlan:
     limits = view.fitting(view.limits)
