@@ -17,6 +17,7 @@ Legend: N rows, K inputs, V table rows.
 import contextlib
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -198,3 +199,14 @@ def _backward(subscripts, arrays, cotangent):
 
 
 wide_einsum.defvjp(_forward, _backward)
+
+
+def apart(arrays: Any) -> Any:
+  """Returns arrays that XLA fuses nothing across.
+
+  What is computed of them then rounds the same, wherever they come from. On
+  CPUs kernels of our own see to that.
+  """
+  return jax.lax.platform_dependent(
+    arrays, cpu=lambda x: x, default=jax.lax.optimization_barrier
+  )

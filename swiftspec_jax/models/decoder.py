@@ -236,9 +236,9 @@ def run_layers(
   pair = None
   if config.reads_features_before:
     x, pair = _fuse(params, config, x, features_before)
-  # XLA fuses nothing across these barriers, so a layer rounds the same in all
-  # programs, whatever features or masks they have.
-  apart = jax.lax.optimization_barrier
+  # A layer rounds the same in all programs, whatever features or masks they
+  # have.
+  apart = products_lib.apart
   x, angles_by_kind = apart((x, angles_by_kind))
   # Layers of the same shapes share a trace, and a function of the program.
   share = functools.partial(jax.jit, static_argnames='config')
@@ -261,7 +261,7 @@ def run_layers(
         attended = (attend_from_heads or attend_fn)(i, *heads)
       x, added = apart(after(x, attended, layer, inputs[i], config=of_layer))
     outputs.append((x, added))
-  x = layer_products.add(x, added)
+  x = apart(layer_products.add(x, added))
   if config.returns_normed:
     x = layers.rms_norm(x, params['final_norm'], config.norm_eps)
   features = [layer_products.add(*outputs[i]) for i in feature_layers]

@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import dispatch
+from kernels_pallas import dispatch, products
 from kernels_pallas.few_rows import api as few_rows_api
 from kernels_pallas.fused_attention import api as fused_api
 from kernels_pallas.fused_paged_attention import api as fused_paged_api
@@ -359,7 +359,6 @@ def logits_of(
   params: Params, config: ModelConfig, hidden: jax.Array
 ) -> jax.Array:
   """Returns logits f32[M, V] of hidden states [M, D]."""
-  hidden = jax.lax.optimization_barrier(hidden)  # as in `decoder.run_layers`
   logits = decoder.unembed(params, config, hidden[None])
   logits = decoder.widen_logits(params, config, logits)[0]
-  return jax.lax.optimization_barrier(logits)
+  return products.apart(logits)
