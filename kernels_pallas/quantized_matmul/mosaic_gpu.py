@@ -36,7 +36,7 @@ from kernels_pallas.swiglu import reference as gate
 _OUTPUTS = mosaic_chunk.OUTPUTS
 _ROW_TILE = 8  # M is a multiple
 _CHUNK_SIZES = (64, 128)  # J
-_MOST_SPLITS = 8  # all devices run clusters of so many programs
+_MOST_SPLITS = 8  # programs of a cluster that every device can run
 _NUM_PROGRAMS = 256  # about two for each multiprocessor
 
 

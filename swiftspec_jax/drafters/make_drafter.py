@@ -76,8 +76,8 @@ def spec_of(draft: Draft, tree: TreeConfig | None = None) -> DraftSpec:
   raise errors.UserError(
     'an engine with policies drafts with a model, SelfDraft, '
     'TreeDraft, BeamDraft, PersistentTrees, PromptLookup, SuffixLookup, '
-    'Datastore, GrammarDraft, a HostDrafter or a '
-    f'StatelessDrafter, got {draft!r}'
+    'Datastore, GrammarDraft, a HostDrafter or a StatelessDrafter, got '
+    f'{draft!r}'
   )
 
 

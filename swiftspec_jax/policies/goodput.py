@@ -133,8 +133,10 @@ class Goodput(policies.Policy):
       draft_steps=view.buckets.draft_step_array,
       coverage=coverage,
     )
-    can_try = self._live is not None and self._can_lose(0.0, view)
-    due = self._live.due(view) if can_try else None
+    due = None
+    # Most steps try nothing, and need no price.
+    if self._live and self._live.is_due(view) and self._can_lose(0.0, view):
+      due = self._live.due(view)
     if due and scores.expected_tokens[due] < _HYSTERESIS * view.num_rows:
       due = None  # it would not pay if it took no longer
     choice = self._choose(view, scores.goodput) if due is None else due
@@ -227,9 +229,8 @@ class Goodput(policies.Policy):
     if self._last_probe is None:
       self._last_probe = view.step
     elapsed = view.step - self._last_probe
-    if elapsed < _PROBE_EVERY or not limits.any():
-      return None
-    if not self._can_lose(self._probe_loss, view):
+    is_time = elapsed >= _PROBE_EVERY and limits.any()
+    if not is_time or not self._can_lose(self._probe_loss, view):
       return None
     self._make_room(view)
     last = self._last_verified[view.slots]

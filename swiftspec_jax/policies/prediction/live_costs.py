@@ -86,21 +86,25 @@ class LiveCosts:
       draft=draft, target=seconds - draft, overhead=0.0
     )
 
-  def due(self, view: policies.StepView) -> int | None:
-    """Returns the index of a declared length that the step should try.
+  def is_due(self, view: policies.StepView) -> bool:
+    """Returns whether the step should try a length.
 
     None is due in a step that would tell nothing: without rows to draft for, or
     whose time does not count.
     """
-    step = view.step
-    if step < self._next_try or not view.num_rows or view.num_unread_tokens:
+    is_told = view.num_rows > 0 and not view.num_unread_tokens
+    return view.step >= self._next_try and is_told
+
+  def due(self, view: policies.StepView) -> int | None:
+    """Returns the index of a declared length that the step should try."""
+    if not self.is_due(view):
       return None
     # Each is tried in two steps, as one alone does not count.
     place, is_second = divmod(self._num_tries, 2)
     self._num_tries += 1
     if is_second:
       self._gap = min(2 * self._gap, _TRY_EVERY)
-    self._next_try = step + (self._gap if is_second else 1)
+    self._next_try = view.step + (self._gap if is_second else 1)
     # Lengths that are far apart tell most of those between them. The second one
     # is 0: trees may take as many forwards whatever their length, which tells
     # nothing of plain steps.
