@@ -97,6 +97,7 @@ class Decoder:
       policy = policy or 'goodput'
     spec = make_drafter.spec_of(draft, tree)
     model = spec.model_for(target)
+    self._looks_up = isinstance(policy, str)
     if isinstance(policy, str):
       policy = _policy_of(policy, spec, drafts_by_model=model is not None)
     self.max_context = target.config.max_context
@@ -247,6 +248,7 @@ class Decoder:
       self._spec,
       sizes=dataclasses.replace(sizes, max_images=self._max_images),
       policy=policy,
+      looks_up=self._looks_up,
       run_ahead=self._run_ahead,
       timeline=self._timeline,
     )

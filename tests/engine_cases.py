@@ -95,7 +95,7 @@ def make_engine(draft=None, policy=None, chains=CHAINS, **options):
 
 
 class RandomLengths(policies.Policy):
-  """Asks for any draft, and verifies any part of it."""
+  """Asks for any draft, looked up or not, and verifies any part of it."""
 
   def __init__(self, seed=0, share_of_none=0.3):
     self._generator = np.random.default_rng(seed)
@@ -106,7 +106,8 @@ class RandomLengths(policies.Policy):
     lengths = self._generator.integers(0, view.limits + 1)
     if self._generator.random() < self._share_of_none:
       lengths[:] = 0
-    return policies.DraftPlan(lengths=lengths)
+    is_lookup = view.can_look_up and self._generator.random() < 0.5
+    return policies.DraftPlan(lengths=lengths, is_lookup=is_lookup)
 
   def plan_verify(self, view, plan, drafts):
     return self._generator.integers(0, drafts.lengths + 1)

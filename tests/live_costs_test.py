@@ -1,5 +1,6 @@
 """Costs that are learned from the steps: as good as those that are known."""
 
+import collections
 import dataclasses
 
 import numpy as np
@@ -8,6 +9,7 @@ import serving_cases as cases
 
 from swiftspec_jax import policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies import auto
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 
@@ -94,6 +96,59 @@ def test_costs_that_change_are_noticed():
   reached = tokens_per_second(policy, CHEAP, 4, 0.6, range(2000, 2500))
   known = tokens_per_second(Goodput(CHEAP), CHEAP, 4, 0.6, range(500))
   assert reached > 0.95 * known
+
+
+@pytest.mark.parametrize(
+  ('accepted', 'share_found', 'step_seconds', 'best'),
+  [
+    ((0.8, 0.3), 0.3, 2e-3, 'model'),
+    ((0.8, 0.6), 0.5, 4e-2, 'lookup'),
+    ((0.3, 0.0), 0.5, 4e-2, 'none'),
+  ],
+  ids=lambda x: x if isinstance(x, str) else '',
+)
+def test_the_best_source_is_followed(accepted, share_found, step_seconds, best):
+  """Trees of a model, lookups that often find nothing, or plain steps."""
+  generator = np.random.default_rng(0)
+  costs = cases.linear_costs(fixed=0.01, query_tokens=4e-4, steps=step_seconds)
+  buckets = StepBuckets(
+    rows=(1,),
+    query_tokens=(1, 4, 8, 32),
+    lengths=tuple(range(8)),
+    draft_steps=(0,) + (1,) * 7,
+  )
+  policy = auto.make(buckets)
+  counts = collections.Counter()
+  for step in range(1500):
+    view = dataclasses.replace(
+      cases.make_view(1, buckets, step=step),
+      can_look_up=True,
+      finds_drafts_late=True,
+    )
+    plan = policy.plan_draft(view)
+    lengths, source = plan.lengths, 'lookup' if plan.is_lookup else 'model'
+    if plan.is_lookup and generator.random() > share_found:
+      lengths = np.zeros(1, np.int64)
+    took = costs.predict(
+      1,
+      buckets.computed_tokens(1, 1 + int(lengths.sum())),
+      512,
+      int(source == 'model' and plan.lengths.any()),
+    )
+    num_accepted = cases.draw_accepted(
+      generator, accepted[plan.is_lookup], lengths
+    )
+    outcome = cases.make_outcome(
+      view,
+      lengths,
+      num_accepted,
+      plan=plan,
+      drafts=policies.Drafts(lengths=lengths),
+      seconds=float(took.total) * generator.normal(1, 0.03),
+    )
+    policy.observe(outcome)
+    counts[source if plan.lengths.any() else 'none'] += 1
+  assert counts[best] > 0.9 * counts.total()
 
 
 def test_what_was_never_seen_is_free():

@@ -49,7 +49,13 @@ def make_models(split):
 
 
 def make_engine(
-  target, draft, policy, num_pages=NUM_PAGES, run_ahead=0, **tree
+  target,
+  draft,
+  policy,
+  num_pages=NUM_PAGES,
+  run_ahead=0,
+  looks_up=False,
+  **tree,
 ):
   tree = dataclasses.replace(TREE, **{'prompt_lookup': True, **tree})
   return Engine(
@@ -57,6 +63,7 @@ def make_engine(
     PersistentTrees(model=draft, tree=tree),
     sizes=engine_cases.make_sizes(num_pages=num_pages, drafts=SIZES),
     policy=policy,
+    looks_up=looks_up,
     run_ahead=run_ahead,
   )
 
@@ -64,16 +71,19 @@ def make_engine(
 @pytest.mark.parametrize(
   ('split', 'run_ahead', 'tree'),
   [
-    ('serial', 2, {'waits_for_misses': True, 'min_leaf_mass': 0.3}),
+    (
+      'serial',
+      2,
+      {'waits_for_misses': True, 'min_leaf_mass': 0.3, 'looks_up': True},
+    ),
     ('async', 0, {'waits_for_misses': False}),
-    ('async', 2, {}),
+    ('async', 2, {'looks_up': True}),
   ],
 )
 def test_outputs_are_those_of_plain_decoding(split, run_ahead, tree):
   target, draft = make_models(split)
-  engine = make_engine(
-    target, draft, RandomLengths(0), run_ahead=run_ahead, **tree
-  )
+  policy = RandomLengths(0, share_of_none=0.1)
+  engine = make_engine(target, draft, policy, run_ahead=run_ahead, **tree)
   requests = random_requests(10, seed=1)
   results = serve(engine, requests, seed=2)
   check(requests, results)

@@ -20,6 +20,7 @@ from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.compilation import warm_up
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.policies.fixed_length import FixedLength
@@ -166,15 +167,26 @@ def test_a_plan_has_no_pages():
   assert step_input.pack(CHAINS, flat, step, None).shape == (NUM_SLOTS, 5)
 
 
-@pytest.mark.parametrize('run_ahead', [0, 2])
-def test_outputs_are_those_of_plain_decoding(run_ahead):
-  """Looked up on the host, or on the devices by steps that are ahead."""
-  draft = ss.PromptLookup(prompt_lookup_min=1)
+LOOKUP = ss.PromptLookup(prompt_lookup_min=1)
+TREES = PersistentTrees(model=MODEL, tree=ss.TreeConfig(num_nodes=4))
+
+
+@pytest.mark.parametrize(
+  ('draft', 'run_ahead'),
+  [(LOOKUP, 0), (LOOKUP, 2), (TREES, 0), (TREES, 1)],
+  ids=['lookup', 'lookup_ahead', 'trees', 'trees_ahead'],
+)
+def test_outputs_are_those_of_plain_decoding(draft, run_ahead):
+  """Looked up on the host, or on the devices by steps that are ahead.
+
+  Where a model drafts trees, some are lookups alone.
+  """
   engine = Engine(
     MODEL,
     draft,
     sizes=CHAINS,
     policy=RandomLengths(0),
+    looks_up=True,
     run_ahead=run_ahead,
   )
   engine.programs.compile_all()

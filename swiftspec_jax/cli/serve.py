@@ -192,7 +192,8 @@ def _make(declared: ProgramSizes) -> tuple[Engine, ss.Model]:
   """Returns the engine and its target."""
   if hosts.is_together():
     _check_processes()
-  engine, target = engine_flags.make_engine(declared)
+  is_auto = _POLICY.value == policy_names.GOODPUT and not cost_flags.files()
+  engine, target = engine_flags.make_engine(declared, looks_up=is_auto)
   policies = cost_flags.Policies(engine, target, declared)
   engine.policy = policies.make(_POLICY.value)
   if hosts.is_together():

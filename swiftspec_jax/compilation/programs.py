@@ -14,7 +14,7 @@ import copy
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent import futures
 
 import tqdm
@@ -54,19 +54,23 @@ class Programs:
   """
 
   def __init__(
-    self, sizes: ProgramSizes, target: Target, drafter: EngineDrafter
+    self,
+    sizes: ProgramSizes,
+    target: Target,
+    drafters: Sequence[EngineDrafter],
   ):
     """Compiles nothing yet.
 
     Args:
       sizes: declared.
       target: target of the engine.
-      drafter: drafter of the engine.
+      drafters: drafters of the engine.
     """
     self._sizes = sizes
     self._target = target.compiling()
-    self._drafter = drafter.compiling()
-    self._programs, self._num_first = _in_order(sizes, drafter.has_programs)
+    self._drafters = [drafter.compiling() for drafter in drafters]
+    has_programs = any(drafter.has_programs for drafter in drafters)
+    self._programs, self._num_first = _in_order(sizes, has_programs)
     self.num_programs = len(self._programs)
     self.num_compiled = 0
     self.is_warming_up = False
@@ -104,7 +108,7 @@ class Programs:
     pool = futures.ThreadPoolExecutor(_NUM_THREADS)
     try:
       # Sizes share programs of the drafter, so they are of one thread.
-      jobs = [pool.submit(lambda: [*map(self._drafter.warm_up, drafts)])]
+      jobs = [pool.submit(lambda: [*map(self._warm_up_drafters, drafts)])]
       jobs += [
         pool.submit(self._compile_step, flat, levels, has_grammar=has_grammar)
         for flat in steps
@@ -202,11 +206,15 @@ class Programs:
   ) -> None:
     flat = program.flat
     if program.is_draft:
-      self._drafter.warm_up(flat)
+      self._warm_up_drafters(flat)
     else:
       self._compile_step(flat, levels)
     hosts.exchange(None)  # no process may take it before all have it
     self.num_compiled += 1
+
+  def _warm_up_drafters(self, flat: StepSizes) -> None:
+    for drafter in self._drafters:
+      drafter.warm_up(flat)
 
   def _compile_step(
     self,
@@ -220,7 +228,7 @@ class Programs:
       warm_up.run_step, self._sizes, copy.copy(self._target), flat, step
     )
     for level in levels:
-      for search in warm_up.searches(flat, self._drafter):
+      for search in warm_up.searches(flat, self._drafters):
         run(level, *search)
       if has_grammar:
         run(level, has_grammar=True)

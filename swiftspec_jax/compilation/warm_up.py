@@ -5,6 +5,7 @@ target must run them while there are requests.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,17 +48,21 @@ def made_up_step(sizes: StepSizes, longest: int) -> StepPlan:
 
 
 def searches(
-  flat: StepSizes, drafter: EngineDrafter | None
+  flat: StepSizes, drafters: Sequence[EngineDrafter]
 ) -> list[tuple[Search | None, int]]:
   """Returns `search` and `least_found` of `run_step` that run all of a program.
 
   Args:
     flat: sizes of the program.
-    drafter: drafter of the engine.
+    drafters: drafters of the engine.
   """
-  if flat.has_draft_blocks and isinstance(drafter, DeviceDrafter):
-    return [(drafter.search(), 0), (drafter.search(), 1)]
-  return [(None, 0)]
+  found: list[tuple[Search | None, int]] = []
+  for drafter in drafters:
+    if flat.has_draft_blocks and isinstance(drafter, DeviceDrafter):
+      found += [(drafter.search(), 0), (drafter.search(), 1)]
+    elif not found:
+      found.append((None, 0))
+  return found
 
 
 def run_step(

@@ -92,7 +92,8 @@ class DeviceDrafter(EngineDrafter):
     return twin
 
   def warm_up(self, flat: StepSizes) -> None:
-    self._target.find(self.search())
+    chains, _ = self._target.find(self.search())
+    self._target.trees_of(chains)
 
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
     jax.block_until_ready(self._target.find(self.search()))

@@ -15,6 +15,7 @@ from swiftspec_jax.drafters.engine_drafter import (
 from swiftspec_jax.drafters.models.kinds import ChainDraft
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.drafters.spec import DraftSpec, Setup
+from swiftspec_jax.drafters.texts.prompt_lookup import PromptLookup
 from swiftspec_jax.model import Model
 from swiftspec_jax.step.stateless_drafter import StatelessDrafter
 
@@ -112,6 +113,14 @@ def make(spec: DraftSpec, setup: Setup) -> EngineDrafter:
       'the host has read; take run_ahead=0'
     )
   return drafter
+
+
+def make_lookup(spec: DraftSpec, setup: Setup) -> EngineDrafter | None:
+  """Returns what may look drafts up in place of a spec's model, if anything."""
+  if not spec.looks_up or setup.target.images is not None:
+    return None
+  longest = setup.sizes.scheduler.buckets.max_length
+  return PromptLookup(num_speculative_tokens=longest).make(setup)
 
 
 def _without_images(spec: DraftSpec, setup: Setup) -> Any:

@@ -107,6 +107,11 @@ class DraftSpec:
     """
     return False
 
+  @property
+  def looks_up(self) -> bool:
+    """Whether its drafts have lookups in them, which may stand in for it."""
+    return False
+
   def model_for(self, target: Model) -> Model | None:
     """Returns the model that drafts for a target, None if none does.
 

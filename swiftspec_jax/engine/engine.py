@@ -66,6 +66,7 @@ class Engine(Frontend):
     *,
     sizes: ProgramSizes,
     policy: policies.Policy | None = None,
+    looks_up: bool = False,
     run_ahead: int = 0,
     timeline: timeline_lib.Timeline | None = None,
   ):
@@ -79,6 +80,8 @@ class Engine(Frontend):
         `StatelessDrafter`. None is plain decoding.
       sizes: sizes that everything is compiled for.
       policy: policy that decides how much to speculate; by default nothing is.
+      looks_up: whether the policy may have drafts looked up instead, if the
+        drafts of the model have lookups in them.
       run_ahead: steps that are enqueued before one is read; 0 reads each before
         the next. More takes `PersistentTrees`, a lookup or drafter on the
         devices, or no draft, as others need the text.
@@ -104,7 +107,6 @@ class Engine(Frontend):
     self.sizes = sizes
     spec = make_drafter.spec_of(draft)
     model = spec.model_for(target)
-    self._drafts_by_model = model is not None
     self._target = Target(
       target,
       sizes,
@@ -115,16 +117,16 @@ class Engine(Frontend):
     target_forward.check_kernels(target, sizes)
     self._run_ahead = run_ahead
     self._timeline = timeline
-    self.drafter = make_drafter.make(
-      spec,
-      Setup(
-        target=self._target,
-        sizes=sizes,
-        run_ahead=run_ahead,
-        timeline=timeline,
-      ),
+    setup = Setup(
+      target=self._target,
+      sizes=sizes,
+      run_ahead=run_ahead,
+      timeline=timeline,
     )
-    self.programs = Programs(sizes, self._target, self.drafter)
+    self.drafter = make_drafter.make(spec, setup)
+    self._lookup = make_drafter.make_lookup(spec, setup) if looks_up else None
+    self._drafters = [x for x in (self.drafter, self._lookup) if x is not None]
+    self.programs = Programs(sizes, self._target, self._drafters)
     # Of how much to draft; may be replaced between steps.
     self.policy = policy or FixedLength()
     self._unread: collections.deque[Unread] = collections.deque()
@@ -136,7 +138,7 @@ class Engine(Frontend):
       self.drafter,
       self._jobs,
       self._texts,
-      drafts_by_model=self._drafts_by_model,
+      drafts_by_model=model is not None,
       timeline=timeline,
     )
 
@@ -221,9 +223,12 @@ class Engine(Frontend):
       jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
       seconds = [job.decode_seconds(now) for job in jobs_of_view]
       known['decode_seconds'] = np.array(seconds)
-    if isinstance(self.drafter, DeviceDrafter):
+    if any(isinstance(x, DeviceDrafter) for x in self._drafters):
       known['finds_drafts_late'] = True
       known['pads_absent_drafts'] = not self._target.narrows
+    if self._lookup is not None:
+      has_grammar = self._target.sampling.has_grammar[view.slots]
+      known['can_look_up'] = not has_grammar.any()
     if not self.programs.can_draft(view):
       known['limits'] = np.zeros_like(view.limits)
     return dataclasses.replace(view, **known)
@@ -240,7 +245,11 @@ class Engine(Frontend):
     self.scheduler.reserve(view, plan.lengths)
     # Nobody needs to guess what is known.
     lengths = np.where(forced < plan.lengths, plan.lengths, 0)
-    if lengths.any():
+    if lengths.any() and plan.is_lookup and self._lookup is not None:
+      drafts = self._lookup.draft(view, lengths, self._texts)
+      nothing = np.zeros_like(lengths)
+      drafts = dataclasses.replace(drafts, own_lengths=nothing)
+    elif lengths.any():
       drafts = self.drafter.draft(view, lengths, self._texts)
     else:
       drafts = self._target.without_drafts(lengths)
@@ -338,12 +347,13 @@ class Engine(Frontend):
         run = functools.partial(
           warm_up.run_step, self.sizes, self._target, flat, step, level
         )
-        for search in warm_up.searches(flat, self.drafter):
+        for search in warm_up.searches(flat, self._drafters):
           jax.block_until_ready(run(*search)[0])
         if has_grammar:
           run(has_grammar=True)
-      if self.drafter.has_programs and flat.block_size > 1:
-        self.drafter.warm_up(flat)
+      if flat.block_size > 1:
+        for drafter in self._drafters:
+          drafter.warm_up(flat)
 
   def trial(self, flat: StepSizes, num_positions: int) -> StepPlan:
     """Runs an invented step of the target and waits, to measure the time.

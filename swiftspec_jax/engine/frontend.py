@@ -191,14 +191,7 @@ class Frontend:
   ) -> Job:
     config = self.sizes.scheduler
     jobs.check(request, self.model, config, self.max_images)
-    return Job(
-      request,
-      handle,
-      self.model,
-      config,
-      max_speculative_tokens,
-      chains_by_model=self._drafts_by_model,
-    )
+    return Job(request, handle, self.model, config, max_speculative_tokens)
 
   def _queue(self, job: Job) -> None:
     self.scheduler.submit(

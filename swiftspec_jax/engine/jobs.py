@@ -80,8 +80,6 @@ class Job:
     model: Model,
     config: SchedulerConfig,
     max_speculative_tokens: int | None,
-    *,
-    chains_by_model: bool,
   ):
     """Starts the clock of the first token."""
     sampling = request.sampling
@@ -96,7 +94,6 @@ class Job:
     self.matcher: llguidance.LLMatcher | None = (
       None if wanted is None else grammar.start(wanted, model)
     )
-    self._by_model = chains_by_model
     self._vision = model.config.vision
     self._page_size = config.page_size if config.shares_prefixes else None
     self._num_paged = 0  # tokens in pages whose keys are known
@@ -176,6 +173,8 @@ class Job:
     logprobs: types.Logprobs | None,
     drafted: np.ndarray | None,
     news: np.ndarray | None,
+    *,
+    by_model: bool,
   ) -> list[int]:
     """Takes the verdict of a step; returns the new tokens of the output.
 
@@ -187,6 +186,7 @@ class Job:
       drafted: chain i32[K], or packed `types.TreeProposal` of the slot, if
         anybody wants to see drafts.
       news: nodes, outcome and forwards as in `verdicts_of`, if there are.
+      by_model: whether a model has drafted what did not come of a text.
     """
     end, tree = int(verdict.num_accepted) + 1, verdict.tree
     path, is_looked_up = list(range(end)), [False] * end
@@ -203,7 +203,7 @@ class Job:
     count = len(self.token_ids) - num_before
     if logprobs is not None:
       self._note_logprobs(logprobs, count)
-    nodes, by_model = (), self._by_model
+    nodes = ()
     if self.shows_drafts and num_drafted and tree is not None:
       nodes = draft_nodes.of_tree(drafted, num_drafted, path, by_model=by_model)
     elif self.shows_drafts and num_drafted:

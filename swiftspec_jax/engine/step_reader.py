@@ -166,7 +166,7 @@ class StepReader:
     )
     _tell_drafter(read, self._drafter)
     is_usable = self._target.sampling.is_usable(
-      view.slots, for_model=self._drafts_by_model
+      view.slots, for_model=self._is_by_model(unread)
     )
     policy.observe(
       read.outcome(
@@ -233,6 +233,7 @@ class StepReader:
         int(step.lengths[i]),
         *own,
         None if report is None else report[slot],
+        by_model=self._is_by_model(unread),
       )
       self._texts.token_ids[slot, known : known + len(new)] = new
       self._scheduler.add_page_keys(slot, job.new_page_keys())
@@ -244,6 +245,9 @@ class StepReader:
     for request_id in ended.tolist():
       del self._jobs[request_id]
     return num_accepted, ended
+
+  def _is_by_model(self, unread: Unread) -> bool:
+    return self._drafts_by_model and not unread.plan.is_lookup
 
   def _verdicts(self, packed: np.ndarray) -> Verdicts:
     return Verdicts.unpack(packed, self._max_nodes)

@@ -54,6 +54,7 @@ class StepView:
       host learns too late which rows have one.
     pads_absent_drafts: whether draft tokens that are not found take the place
       of others in the step even if no row has any.
+    can_look_up: whether a plan may have `is_lookup`.
   """
 
   step: int
@@ -79,6 +80,7 @@ class StepView:
   num_filling: int = 0
   finds_drafts_late: bool = False
   pads_absent_drafts: bool = False
+  can_look_up: bool = False
 
   @property
   def num_rows(self) -> int:
@@ -138,6 +140,8 @@ class DraftPlan:
       `plan_verify` keeps a part of them.
     is_first: whether drafts come before prompts, which then get what is left of
       the step.
+    is_lookup: whether drafts are looked up in the texts, and the draft model
+      does nothing.
     expected_tokens: tokens that the step will emit for the rows; NaN if the
       policy makes no prediction, as where the step is an experiment.
     expected_seconds: seconds of the step, or NaN.
@@ -146,6 +150,7 @@ class DraftPlan:
   lengths: np.ndarray
   is_probe: np.ndarray | None = None
   is_first: bool = False
+  is_lookup: bool = False
   expected_tokens: float = float('nan')
   expected_seconds: float = float('nan')
 

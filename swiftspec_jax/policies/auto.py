@@ -2,6 +2,7 @@
 
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.best_source import BestSource
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.estimators import TreeEstimator
 from swiftspec_jax.policies.prediction.live_costs import LiveCosts
@@ -20,9 +21,13 @@ def make(
     buckets: the declared sizes.
     is_tree: whether drafts are trees.
     drafts_by_model: whether drafts take time, other than lookups.
-    costs: seconds of a step; None learns them while it decodes.
+    costs: seconds of a step, with drafts of the model; None learns them while
+      it decodes, and those of steps with lookups alone.
   """
-  return Goodput(
+  policy = Goodput(
     costs or LiveCosts(buckets, drafts_by_model=drafts_by_model),
     TreeEstimator() if is_tree else None,
   )
+  if costs is not None or not drafts_by_model:
+    return policy
+  return BestSource(policy, Goodput(LiveCosts(buckets, drafts_by_model=False)))

@@ -62,6 +62,8 @@ class Goodput(policies.Policy):
     self._has_free_drafts: bool | None = None  # not known yet
     # Of all steps; lost by experiments, and by the last probe.
     self._seconds = self._lost_seconds = self._probe_loss = 0.0
+    # Lost for each token that a draft model had to read before, of late.
+    self._loss_per_unread = 0.0
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     if not view.num_prefill_tokens:
@@ -92,17 +94,27 @@ class Goodput(policies.Policy):
         self._last_probe = view.step - _PROBE_EVERY
         self._last_verified[view.slots[is_late]] = self._last_probe
 
+  def observe_other(self, outcome: policies.Outcome) -> None:
+    """Takes a step whose drafts were not those that this is about."""
+    self._seconds += outcome.seconds
+
   def _count_seconds(self, outcome: policies.Outcome) -> None:
     """Adds up the seconds of steps, and those that experiments have lost."""
     self._seconds += outcome.seconds
-    if math.isnan(outcome.plan.expected_tokens):
-      num_rows = max(outcome.view.num_rows, 1)
-      factor = 1 + outcome.num_accepted.sum() / num_rows
-      loss = outcome.seconds - factor * self._plain_seconds(outcome.view)
-      loss = max(loss, 0.0)
+    view, plan = outcome.view, outcome.plan
+    is_experiment = math.isnan(plan.expected_tokens)
+    reads = view.num_unread_tokens > 0 and plan.lengths.any()
+    if not is_experiment and not reads:
+      return
+    factor = 1 + outcome.num_accepted.sum() / max(view.num_rows, 1)
+    loss = outcome.seconds - factor * self._plain_seconds(view)
+    loss = max(loss, 0.0)
+    if is_experiment:
       self._lost_seconds += loss
-      if outcome.plan.is_probe is not None:
-        self._probe_loss = loss
+    if reads:
+      self._loss_per_unread = loss / view.num_unread_tokens
+    elif plan.is_probe is not None:
+      self._probe_loss = loss
 
   def _can_lose(self, loss: float, view: policies.StepView) -> bool:
     room = _LOST_STEPS * self._plain_seconds(view) + _LOST_SHARE * self._seconds
@@ -230,7 +242,10 @@ class Goodput(policies.Policy):
       self._last_probe = view.step
     elapsed = view.step - self._last_probe
     is_time = elapsed >= _PROBE_EVERY and limits.any()
-    if not is_time or not self._can_lose(self._probe_loss, view):
+    loss = self._probe_loss
+    if view.num_unread_tokens:
+      loss = self._loss_per_unread * view.num_unread_tokens
+    if not is_time or not self._can_lose(loss, view):
       return None
     self._make_room(view)
     last = self._last_verified[view.slots]

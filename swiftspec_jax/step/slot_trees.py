@@ -9,6 +9,8 @@ first nodes of a tree, however many, are a tree.
 Legend: U slots, K longest draft, T = K + 1 nodes.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +50,29 @@ def of_proposal(
     is_looked_up=proposal.is_looked_up,
   )
   return token_ids, trees
+
+
+def of_chains(chains: types.Array) -> types.Array:
+  """Returns looked up chains i32[U, K] as a packed `types.TreeProposal`.
+
+  They end where a token is `types.PLACEHOLDER_TOKEN_ID`.
+  """
+  xp = jnp if isinstance(chains, jax.Array) else np
+  num_slots, length = chains.shape
+  is_token = chains != types.PLACEHOLDER_TOKEN_ID
+  places = xp.arange(length, dtype=np.int32)
+  parents = xp.where(is_token, places, np.int32(tree_lib.NO_PARENT))
+  depths = xp.where(is_token, places + 1, 0)
+  pad = functools.partial(xp.pad, pad_width=((0, 0), (1, 0)))
+  return types.TreeProposal.of_nodes(
+    pad(chains),
+    pad(parents, constant_values=tree_lib.NO_PARENT),
+    pad(depths),
+    is_looked_up=xp.ones((num_slots, length + 1), bool),
+  ).pack()
+
+
+of_chains_on_devices = jax.jit(of_chains)
 
 
 def on_host(

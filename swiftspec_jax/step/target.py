@@ -262,7 +262,10 @@ class Target:
     }
     arrays = self.model.params, self.cache, self.argument(packed), self.rows
     search = drafts and drafts.search
-    if search is not None and flat.has_draft_blocks:
+    can_search = flat.has_draft_blocks and (
+      self.narrows or not self.takes_trees
+    )
+    if search is not None and can_search:
       plain = self._sizes.plain(flat.num_rows, flat.context)
       *outputs, num_found, chains = self._call(
         target_programs.run_searching_step,
@@ -282,6 +285,9 @@ class Target:
     if search is not None:
       chains, num_found = self.find(search)
       drafts = dataclasses.replace(drafts, num_found=num_found, chains=chains)
+    if drafts is not None and drafts.trees is None:
+      trees = self.trees_of(drafts.chains)
+      drafts = dataclasses.replace(drafts, trees=trees)
     run = functools.partial(target_programs.run_parts, self._call)
     if find_masks is not None:
       statics['find_masks'] = lambda: self.argument(find_masks())
@@ -316,6 +322,14 @@ class Target:
     num_words = -(-self.model.config.vocab_size // 32)
     masks = np.zeros((self._sizes.num_logits(flat), num_words), np.int32)
     return masks, np.full((self._num_slots, num_nodes), -1, np.int32)
+
+  def trees_of(self, chains: types.Array) -> types.Array | None:
+    """Makes trees of chains, where the target takes trees."""
+    if not self.takes_trees:
+      return None
+    if isinstance(chains, np.ndarray):
+      return slot_trees.of_chains(chains)
+    return self._call(slot_trees.of_chains_on_devices, chains)
 
   def find(self, search: Search) -> tuple[jax.Array, jax.Array]:
     """Enqueues a lookup; returns chains, and `num_found`."""

@@ -28,7 +28,7 @@ _MODE = flags.DEFINE_enum(
   'mode',
   modes.AUTO,
   modes.SERVING,
-  'What drafts; auto is serial with --draft, else prompt_lookup. '
+  'What drafts; auto is prompt_lookup, with --draft serial, too. '
   'Modes chain, tree, beams, serial and async take --draft; DFlash drafts and '
   'P-EAGLE heads are for chain and tree. --width, --branching, '
   '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
@@ -160,12 +160,13 @@ def sizes() -> ProgramSizes:
 
 
 def make_engine(
-  declared: ProgramSizes, *, runs_ahead: bool = True
+  declared: ProgramSizes, *, looks_up: bool = False, runs_ahead: bool = True
 ) -> tuple[Engine, ss.Model]:
   """Loads the models; returns an engine, not compiled yet, and its target.
 
   Args:
     declared: result of `sizes`.
+    looks_up: same as in `Engine`.
     runs_ahead: whether --run_ahead has a meaning.
   """
   target = shared_flags.load_target()
@@ -179,6 +180,7 @@ def make_engine(
     target,
     draft,
     sizes=declared,
+    looks_up=looks_up,
     run_ahead=_run_ahead() if runs_ahead else 0,
   )
   return engine, target

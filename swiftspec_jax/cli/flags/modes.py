@@ -13,7 +13,7 @@ import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax.cli.flags import draft_flags
 
-AUTO = 'auto'  # serial with --draft, else prompt_lookup, by goodput
+AUTO = 'auto'  # prompt_lookup, or serial with --draft, by goodput
 PLAIN = 'autoregressive'
 SUFFIX_LOOKUP = 'suffix_lookup'
 DATASTORE = 'datastore'

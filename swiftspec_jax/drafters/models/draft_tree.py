@@ -62,6 +62,10 @@ class TreeDraft(ModelSpec):
   prompt_lookup: bool = True
   suffix_lookup: bool = False
 
+  @property
+  def looks_up(self) -> bool:
+    return self.prompt_lookup
+
   def __post_init__(self):
     most = self.model.config.num_logits
     checks = {

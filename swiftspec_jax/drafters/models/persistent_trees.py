@@ -75,6 +75,10 @@ class PersistentTrees(DraftSpec):
   def own_length(self) -> int:
     return self.tree.num_nodes - 1
 
+  @property
+  def looks_up(self) -> bool:
+    return self.tree.prompt_lookup and self.tree.forced_acceptance is None
+
   def runs_ahead(self, target: Model) -> bool:
     return True
 

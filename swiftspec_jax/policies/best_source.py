@@ -1,0 +1,82 @@
+"""Drafts of a model, or of lookups alone: whichever has more goodput."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from swiftspec_jax import policies
+from swiftspec_jax.policies.goodput import Goodput
+
+# Factor by which the other source has to be better than the one at hand: after
+# a pause a model has to read what it has missed.
+_HYSTERESIS = 1.05
+# Steps in which both are asked: the first ones, and later one of some. To ask
+# costs the host time, and who is not followed learns little.
+_NUM_FIRST = 64
+_ASK_BOTH_EVERY = 8
+
+
+class BestSource(policies.Policy):
+  """Asks the goodput of each source, and follows the higher one.
+
+  A tree of a model has lookups in it, but costs forwards. Where these are dear,
+  lookups alone may still pay.
+  """
+
+  def __init__(self, model: Goodput, lookup: Goodput):
+    """Takes the policies for the drafts of both, which know nothing yet."""
+    self._model = model
+    self._lookup = lookup
+    self._was_lookup = False
+
+  def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
+    plan = self._best(view)
+    if plan.lengths.any():
+      self._was_lookup = plan.is_lookup
+    return plan
+
+  def _best(self, view: policies.StepView) -> policies.DraftPlan:
+    asks_both = view.step < _NUM_FIRST or view.step % _ASK_BOTH_EVERY == 0
+    if not view.can_look_up or not (asks_both or self._was_lookup):
+      return self._model.plan_draft(view)
+    # Who is asked expects to be followed in its experiments.
+    found = self._lookup.plan_draft(_without_unread(view))
+    if found.lengths.any():
+      found = dataclasses.replace(found, is_lookup=True)
+    if math.isnan(found.expected_tokens) or not asks_both:
+      return found
+    drafted = self._model.plan_draft(view)
+    if math.isnan(drafted.expected_tokens) or not found.lengths.any():
+      return drafted
+    least = _goodput(drafted)
+    if drafted.lengths.any():
+      least *= 1 / _HYSTERESIS if self._was_lookup else _HYSTERESIS
+    return found if _goodput(found) > least else drafted
+
+  def plan_verify(self, view, plan, drafts) -> np.ndarray:
+    return self._source(plan).plan_verify(view, plan, drafts)
+
+  def observe(self, outcome: policies.Outcome) -> None:
+    own = self._source(outcome.plan)
+    if outcome.plan.is_lookup:
+      view = _without_unread(outcome.view)
+      outcome = dataclasses.replace(outcome, view=view)
+    own.observe(outcome)
+    other = self._model if own is self._lookup else self._lookup
+    if outcome.plan.lengths.any():
+      other.observe_other(outcome)
+    else:
+      other.observe(outcome)
+
+  def _source(self, plan: policies.DraftPlan) -> Goodput:
+    return self._lookup if plan.is_lookup else self._model
+
+
+def _without_unread(view: policies.StepView) -> policies.StepView:
+  """Returns what lookups see: they have nothing to read before."""
+  return dataclasses.replace(view, num_unread_tokens=0)
+
+
+def _goodput(plan: policies.DraftPlan) -> float:
+  return plan.expected_tokens / plan.expected_seconds
