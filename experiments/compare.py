@@ -40,8 +40,7 @@ _SYSTEMS = flags.DEFINE_list(
   'systems',
   None,
   f'Some of {", ".join(systems.SYSTEMS)}. Default: all that need no further '
-  'devices, nor a --draft that is not given. redrafter takes a recurrent head '
-  'as --draft.',
+  'devices, nor a --draft that is not given.',
 )
 _SETTINGS_FLAG = flags.DEFINE_list(
   'settings', _SETTINGS, f'Some of {", ".join(_SETTINGS)}.'

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
   )
   from swiftspec_jax.decoding import Decoder
   from swiftspec_jax.drafters.grammar_draft import GrammarDraft
-  from swiftspec_jax.drafters.models.beam_search import BeamDraft
   from swiftspec_jax.drafters.models.draft_tree import TreeDraft
   from swiftspec_jax.drafters.models.self_draft import SelfDraft
   from swiftspec_jax.drafters.texts.datastore import Datastore
@@ -35,7 +34,6 @@ __version__ = '0.2.0'
 __all__ = [
   'BUILTIN_DRAFTS',
   'BUILTIN_MODELS',
-  'BeamDraft',
   'Datastore',
   'Decoder',
   'Event',
@@ -65,7 +63,6 @@ __all__ = [
 _MODULES = {
   'BUILTIN_DRAFTS': 'checkpoint.builtin',
   'BUILTIN_MODELS': 'checkpoint.builtin',
-  'BeamDraft': 'drafters.models.beam_search',
   'Datastore': 'drafters.texts.datastore',
   'Decoder': 'decoding',
   'Event': 'requests',

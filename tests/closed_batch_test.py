@@ -5,7 +5,6 @@ import functools
 import engine_cases
 import numpy as np
 import pytest
-import redrafter_cases
 from decoding_cases import CONFIG, assert_same, requests_of, run
 from structured_outputs_test import RECORD, request_of
 
@@ -14,7 +13,6 @@ from swiftspec_jax import testing
 from swiftspec_jax.drafters import engine_drafter, make_drafter
 from swiftspec_jax.drafters.device_drafter import OnDevices
 from swiftspec_jax.drafters.forced_draft import ForcedDraft
-from swiftspec_jax.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.model_spec import ModelSpec, TargetSpec
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
@@ -55,7 +53,6 @@ DRAFTS = {
   'forced': {'draft': ForcedDraft(acceptance=1.0), **LENGTH},
   'repeats': {'draft': Repeats(), **LENGTH},
   'tree': {'draft': TreeDraft(model=MODEL, width=2, branching=3), **LENGTH},
-  'beams': LENGTH,
   'chain_of_features': {'draft': engine_cases.READING_DRAFT},
   'persistent_trees': {'draft': PersistentTrees(model=MODEL, tree=TREE)},
   # With a policy, all that an `Engine` takes.
@@ -63,9 +60,9 @@ DRAFTS = {
   'chain': {'draft': MODEL, 'policy': FixedLength(2)},
   'none': {'policy': FixedLength(3)},
 }
-TREES = 'datastore', 'tree', 'beams', 'persistent_trees'
+TREES = 'datastore', 'tree', 'persistent_trees'
 # Drafts that know little.
-MAY_BE_WRONG = 'repeats', 'beams', 'none', 'chain_of_features', 'grammar'
+MAY_BE_WRONG = 'repeats', 'none', 'chain_of_features', 'grammar'
 
 
 @functools.cache
@@ -83,21 +80,9 @@ def records():
   return requests, run(ss.Decoder(MODEL, batch_size=2), requests)
 
 
-@pytest.fixture
-def options(name, tmp_path):
-  """What `Decoder` is told; a recurrent head is a file first."""
-  if name != 'beams':
-    return DRAFTS[name]
-  sizes = {'width': CONFIG.embed_dim, 'vocab_size': CONFIG.vocab_size}
-  weights = redrafter_cases.make_weights(*sizes.values(), head_width=64)
-  head = redrafter_cases.write(tmp_path, weights, **sizes)
-  draft = BeamDraft(model=ss.load(head, draft_of=MODEL), width=2)
-  return {**DRAFTS[name], 'draft': draft}
-
-
 @pytest.mark.parametrize('name', DRAFTS)
-def test_outputs_are_those_of_plain_decoding(name, options):
-  decoder = ss.Decoder(MODEL, batch_size=2, **options)
+def test_outputs_are_those_of_plain_decoding(name):
+  decoder = ss.Decoder(MODEL, batch_size=2, **DRAFTS[name])
   if name == 'forced':  # drafts what was written before
     run(decoder, requests_of(5))
   got = run(decoder, requests_of(5))
@@ -126,8 +111,7 @@ def test_no_draft_of_serving_is_left_out():
   left_out = {
     kind for kind in kinds if not any(isinstance(x, kind) for x in specs)
   }
-  # The head of one is a file first; extend_test has the other.
-  assert left_out == {BeamDraft, OnDevices}
+  assert left_out == {OnDevices}  # extend_test has it
 
 
 def test_rooms_grow_with_the_requests():

@@ -91,7 +91,7 @@ def test_devices_share_the_tokens_of_long_pages(model):
 @pytest.mark.parametrize(
   ('values', 'names', 'message'),
   [
-    ({'branching': 2}, ['beams'], '--branching has no effect in mode beams'),
+    ({'branching': 2}, ['chain'], '--branching has no effect in mode chain'),
     ({'window': 64}, ['grammar'], '--window has no effect in mode grammar'),
   ],
 )
@@ -125,8 +125,7 @@ def test_splits_use_all_devices_or_those_given():
     assert device_flags.splits() == [(3, 1)]
 
 
-# Beams need a recurrent head; `closed_batch_test` has one.
-@pytest.mark.parametrize('mode', sorted({*modes.DECODING} - {modes.BEAMS}))
+@pytest.mark.parametrize('mode', modes.DECODING)
 def test_every_mode_is_what_the_list_says(model, mode):
   """`closed_batch_test` decodes with all drafters."""
   drafts = {'draft': str(model), 'draft_layers': 1}

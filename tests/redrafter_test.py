@@ -1,5 +1,4 @@
-"""ReDrafter: a recurrent head, beams as a tree, and what the target makes of
-them."""
+"""ReDrafter: a recurrent head, and what the target makes of its drafts."""
 
 import dataclasses
 import functools
@@ -18,19 +17,15 @@ from engine_cases import (
   assert_empty,
   make_sizes,
   results_of,
-  trees_of,
 )
 from feature_draft_test import read
 from tree_cases import CONFIG, DEVICES, TREE, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config.architecture import Recurrent
 from swiftspec_jax.distillation import losses, student, trainer, training
-from swiftspec_jax.drafters.models import beam_search
-from swiftspec_jax.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder, recurrent
@@ -38,117 +33,31 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 
 WIDTH, VOCAB_SIZE = CONFIG.embed_dim, CONFIG.vocab_size
 TEXT = tuple((np.arange(12) * 31 + 5) % VOCAB_SIZE)
-BEAMS = {'rows': (4,), 'lengths': (0, 9), 'draft_steps': (0, 3)}
+SIZES = {'rows': (4,), 'lengths': (0, 9), 'draft_steps': (0, 3)}
 
 
-def best_children(width):
-  """Children by the distribution of the head alone."""
+@functools.partial(jax.jit, static_argnames=('config', 'length'))
+def draft(params, token_id, before, *, config, length):
+  """The best chain i32[D] after a token.
 
-  def children(logits, depths):
-    del depths
-    log_probs, token_ids = jax.lax.top_k(jax.nn.log_softmax(logits), width)
-    return token_ids, log_probs
-
-  return children
-
-
-@jax.jit
-def _tree_of(paths, log_probs):
-  num_beams, length = np.shape(paths)
-  tree = tree_lib.new_tree(
-    jnp.zeros(1, jnp.int32),
-    capacity=1 + num_beams * length,
-    num_cache_rows=1,
-    chain_length=1 + length,
-  )
-  return tree_lib.add_chains(
-    tree,
-    jnp.asarray(paths, jnp.int32)[None],
-    jnp.asarray(log_probs, jnp.float32)[None],
-    is_looked_up=False,
-  )
-
-
-def tree_of(paths, log_probs):
-  """What beams [W, D] become after a root."""
-  return jax.device_get(_tree_of(paths, log_probs))
-
-
-@functools.partial(jax.jit, static_argnames=('config', 'width', 'length'))
-def search(params, token_id, before, num_steps, *, config, width, length):
-  """Hidden state [E], the input of the unembedding [E], logits [V'], beams."""
-  hidden, _ = decoder.run_layers(
-    params,
-    config,
-    token_id[None, None],
-    jnp.zeros((1, 1), jnp.int32),
-    None,
-    features_before=before,
-  )
-  logits = decoder.unembed(params, config, hidden)
-  paths, log_probs = beam_search.search(
-    params,
-    hidden[0],
-    logits[0],
-    best_children(width),
-    num_steps,
-    config=config,
-    width=width,
-    length=length,
-  )
-  x = decoder.before_unembedding(params, config, hidden)
-  return hidden[0, 0], x[0, 0], logits[0, 0], paths[0], log_probs[0]
-
-
-@pytest.mark.parametrize(
-  ('beams', 'token_ids', 'depths', 'parents'),
-  [
-    (
-      [[91, 92, 93, 95], [91, 92, 94, 96], [91, 92, 93, 97]],
-      [91, 92, 93, 95, 94, 96, 97],
-      [0, 1, 2, 3, 2, 3, 3],
-      [-1, 0, 1, 2, 1, 4, 2],
-    ),
-    (  # equal ends are no equal beginnings
-      [[7, 1, 2, 3], [7, 1, 4, 3], [7, 5, 4, 3]],
-      [7, 1, 2, 3, 4, 3, 5, 4, 3],
-      [0, 1, 2, 3, 2, 3, 1, 2, 3],
-      [-1, 0, 1, 2, 1, 4, 0, 6, 7],
-    ),
-  ],
-)
-def test_beams_that_begin_alike_share_nodes(beams, token_ids, depths, parents):
-  """Golden examples of the paper's code."""
-  expected = cases.prefix_tree(beams)
-  assert expected['token_ids'] == token_ids
-  assert (expected['depths'], expected['parents']) == (depths, parents)
-  paths = np.array(beams)[:, 1:]
-  tree = tree_of(paths, np.zeros(paths.shape))
-  size = int(tree.size[0])
-  assert size == len(token_ids)
-  assert tree.token_ids[0, 1:size].tolist() == token_ids[1:]
-  assert tree.depths[0, :size].tolist() == depths
-  assert tree.parents[0, :size].tolist() == parents
-  assert not tree.is_looked_up.any()
-
-
-def test_random_beams_are_merged_and_found_again():
-  generator = np.random.default_rng(0)
-  for _ in range(20):
-    paths = generator.integers(0, 3, (4, 4))
-    expected = cases.prefix_tree([(9, *path) for path in paths.tolist()])
-    tree = tree_of(paths, np.full(paths.shape, -0.5))
-    size = int(tree.size[0])
-    assert tree.token_ids[0, 1:size].tolist() == expected['token_ids'][1:]
-    assert tree.parents[0, :size].tolist() == expected['parents']
-    nodes = {()}
-    for node in range(1, size):
-      path = []
-      while node:
-        path.append(int(tree.token_ids[0, node]))
-        node = int(tree.parents[0, node])
-      nodes.add(tuple(path[::-1]))
-    assert {tuple(path) for path in paths.tolist()} <= nodes
+  Also the hidden states [D, E] that it comes of, the inputs of the unembedding
+  [D, E] and the logits f32[D, V'].
+  """
+  found, hidden = [], before
+  for _ in range(length):
+    hidden, _ = decoder.run_layers(
+      params,
+      config,
+      token_id[None, None],
+      jnp.zeros((1, 1), jnp.int32),
+      None,
+      features_before=hidden,
+    )
+    x = decoder.before_unembedding(params, config, hidden)[0, 0]
+    logits = decoder.unembed(params, config, hidden)[0, 0]
+    token_id = jnp.argmax(logits).astype(jnp.int32)
+    found.append((token_id, hidden[0, 0], x, logits))
+  return [jnp.stack(values) for values in zip(*found, strict=True)]
 
 
 GOLDEN = recurrent.config_of(
@@ -175,33 +84,26 @@ GOLDEN_PARAMS = {
 }
 
 
-def test_golden_recurrence_and_beams():
-  """Two beams after token 2, worked out by hand."""
+def test_golden_recurrence():
+  """What follows token 2, worked out by hand."""
   # The target's state, and zeros.
   start = np.array([[[1, -1, 0, 0]]], np.float32)
-  sums = {1: [-0.5115, -1.6741], 2: [-1.0499, -1.6667], 3: [-1.6071, -2.0943]}
-  for length, totals in sums.items():
-    found = search(
-      GOLDEN_PARAMS,
-      np.int32(2),
-      start,
-      length - 1,
-      config=GOLDEN,
-      width=2,
-      length=3,
-    )
-    hidden, x, logits, paths, log_probs = map(np.asarray, found)
-    best = [*[0] * (length - 1), 0], [*[0] * (length - 1), 3]
-    assert paths[:, :length].tolist() == list(best)
-    found = np.where(log_probs > -np.inf, log_probs, 0).sum(axis=1)
-    np.testing.assert_allclose(found, totals, atol=1e-4)
-  np.testing.assert_allclose(hidden, [1, -1, 0.7311, 0.7311], atol=1e-4)
-  np.testing.assert_allclose(x, [1.2158, -0.7842, 0.7311, 0.7311], atol=1e-4)
-  np.testing.assert_allclose(
-    logits, [1.9469, -0.0531, 0.4316, 0.7842], atol=1e-4
+  chain, hidden, x, logits = map(
+    np.asarray,
+    draft(GOLDEN_PARAMS, np.int32(2), start, config=GOLDEN, length=3),
   )
-  probs = np.exp(logits) / np.exp(logits).sum()
-  np.testing.assert_allclose(probs, [0.5996, 0.0811, 0.1318, 0.1875], atol=1e-4)
+  assert chain.tolist() == [0, 0, 0]
+  log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+  sums = log_probs[:, 0].cumsum()
+  np.testing.assert_allclose(sums, [-0.5115, -1.0499, -1.6071], atol=1e-4)
+  np.testing.assert_allclose(hidden[0], [1, -1, 0.7311, 0.7311], atol=1e-4)
+  np.testing.assert_allclose(x[0], [1.2158, -0.7842, 0.7311, 0.7311], atol=1e-4)
+  np.testing.assert_allclose(
+    logits[0], [1.9469, -0.0531, 0.4316, 0.7842], atol=1e-4
+  )
+  np.testing.assert_allclose(
+    np.exp(log_probs[0]), [0.5996, 0.0811, 0.1318, 0.1875], atol=1e-4
+  )
 
 
 @functools.cache
@@ -236,21 +138,15 @@ def distribution_of(weights, target, text):
   )
 
 
-def paths_of(draft, target, text, width, length):
-  """What our beam search finds after a text, and the logits after it."""
-  params, config = draft.params, draft.config
+def draft_after(head, target, text, length):
+  """The best chain of a head, and the logits of each of its tokens."""
+  params, config = head.params, head.config
   _, features, _ = read(target, text, feature_layers=config.feature_layers)
   before = project_features(params, config, features[:, -2:-1])
-  *_, logits, paths, log_probs = search(
-    params,
-    np.int32(text[-1]),
-    before,
-    length - 1,
-    config=config,
-    width=width,
-    length=length,
+  chain, *_, logits = draft(
+    params, np.int32(text[-1]), before, config=config, length=length
   )
-  return np.array(paths), np.array(log_probs), np.array(logits)
+  return np.array(chain).tolist(), np.array(logits)
 
 
 @pytest.mark.parametrize(
@@ -261,44 +157,38 @@ def test_published_heads_are_those_of_numpy(
   tmp_path, head_width, rnn, num_blocks
 ):
   target = target_of()
-  weights, draft = head_of(
+  weights, head = head_of(
     tmp_path, target, head_width=head_width, rnn=rnn, num_blocks=num_blocks
   )
   distribution = distribution_of(weights, target, TEXT)
-  for width, length in ((1, 4), (3, 3)):
-    paths, log_probs, logits = paths_of(draft, target, TEXT, width, length)
-    log_probs_of_one = logits - np.log(np.exp(logits).sum())
-    np.testing.assert_allclose(
-      log_probs_of_one, distribution(TEXT[-1:]), atol=1e-4
-    )
-    expected = cases.beams(distribution, TEXT[-1], width, length)
-    assert [tuple(path) for path in paths.tolist()] == [x[0] for x in expected]
-    sums = [total for _, total in expected]
-    np.testing.assert_allclose(log_probs.sum(axis=1), sums, atol=1e-4)
+  chain, logits = draft_after(head, target, TEXT, 4)
+  log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+  for k in range(4):
+    expected = distribution((TEXT[-1], *chain[:k]))
+    np.testing.assert_allclose(log_probs[k], expected, atol=1e-4)
 
 
 def test_a_head_may_lack_the_padding_of_its_target(tmp_path):
   target = target_of()
   weights = cases.make_weights(WIDTH, 200, head_width=2 * WIDTH)
   cases.write(tmp_path, weights, width=WIDTH, vocab_size=200)
-  draft = ss.load(tmp_path, draft_of=target)
-  paths, _, _ = paths_of(draft, target, TEXT, 2, 3)
-  expected = cases.beams(distribution_of(weights, target, TEXT), TEXT[-1], 2, 3)
-  assert [tuple(path) for path in paths.tolist()] == [x[0] for x in expected]
+  head = ss.load(tmp_path, draft_of=target)
+  (token_id,), logits = draft_after(head, target, TEXT, 1)
+  expected = distribution_of(weights, target, TEXT)(TEXT[-1:])
+  assert token_id == expected.argmax()
+  log_probs = logits[0] - np.log(np.exp(logits[0]).sum())
+  np.testing.assert_allclose(log_probs, expected, atol=1e-4)
 
 
 def test_our_own_layout_holds_heads(tmp_path):
   target = target_of()
-  _, draft = head_of(tmp_path / 'theirs', target, head_width=24)
-  draft_lib.save(tmp_path / 'ours', draft.config, draft.params, target)
+  _, head = head_of(tmp_path / 'theirs', target, head_width=24)
+  draft_lib.save(tmp_path / 'ours', head.config, head.params, target)
   again = ss.load(tmp_path / 'ours', draft_of=target)
-  assert again.config == draft.config
-  for got, want in zip(
-    paths_of(again, target, TEXT, 3, 3),
-    paths_of(draft, target, TEXT, 3, 3),
-    strict=True,
-  ):
-    np.testing.assert_allclose(got, want, atol=0.05)  # float16
+  assert again.config == head.config
+  got, want = (draft_after(x, target, TEXT, 3) for x in (again, head))
+  assert got[0] == want[0]
+  np.testing.assert_allclose(got[1], want[1], atol=0.05)  # float16
 
 
 @pytest.mark.parametrize(
@@ -404,7 +294,6 @@ def test_living_trees_change_no_token(good_pair, plain, mode):
 DRAFTS = {
   'chains': lambda head: head,
   'trees': lambda head: TreeDraft(model=head, width=2, branching=3),
-  'beams': lambda head: BeamDraft(model=head, width=3, suffix_lookup=True),
 }
 
 
@@ -414,7 +303,7 @@ def test_the_engine_changes_no_token(good_pair, plain, kind):
   target, head = good_pair()
   policy = RandomLengths(0)
   engine = Engine(
-    target, DRAFTS[kind](head), sizes=make_sizes(drafts=BEAMS), policy=policy
+    target, DRAFTS[kind](head), sizes=make_sizes(drafts=SIZES), policy=policy
   )
   results = results_of(engine, MIXED)
   assert_same(results, plain)
@@ -429,8 +318,8 @@ def test_prompts_are_never_late(good_pair):
   target, head = good_pair()
   engine = Engine(
     target,
-    DRAFTS['beams'](head),
-    sizes=make_sizes(drafts=BEAMS),
+    DRAFTS['trees'](head),
+    sizes=make_sizes(drafts=SIZES),
     policy=FixedLength(9),
   )
   late, draft_fn = [], engine.drafter.draft
@@ -445,79 +334,6 @@ def test_prompts_are_never_late(good_pair):
   engine.submit(request).result()
   assert late
   assert not any(late)
-
-
-def test_trees_of_the_engine_are_the_beams_of_numpy(tmp_path):
-  """Best first; what beams have in common is one node."""
-  target = target_of()
-  weights, head = head_of(tmp_path, target)
-  engine = Engine(
-    target,
-    BeamDraft(model=head, width=3, prompt_lookup=False),
-    sizes=make_sizes(drafts=BEAMS),
-    policy=FixedLength(9),
-  )
-  found, draft_fn = [], engine.drafter.draft
-
-  def draft(view, lengths, texts):
-    drafts = draft_fn(view, lengths, texts)
-    trees = trees_of(drafts)
-    for row in np.flatnonzero(drafts.drafts.lengths).tolist():
-      slot = view.slots[row]
-      found.append(
-        (
-          texts.known_from(view, row, 0),
-          trees.token_ids[slot, 1:],
-          trees.parents[slot],
-          np.exp(trees.log_probs[slot, 1:]),
-        )
-      )
-    return drafts
-
-  engine.drafter.draft = draft
-  for request in requests_of(2, max_new_tokens=6, ignore_eos=True):
-    engine.submit(request).result()
-  assert len(found) > 4
-  for text, token_ids, parents, probs in found:
-    if len(text) < 2:
-      continue
-    distribution = distribution_of(weights, target, text)
-    nodes = {}
-    for path, _ in cases.beams(distribution, text[-1], 3, 3):
-      total = 0.0
-      for k in range(3):
-        total += distribution((text[-1], *path[:k]))[path[k]]
-        nodes[path[: k + 1]] = total
-    expected = sorted(nodes, key=lambda path: -nodes[path])
-    paths = [()]
-    for token, parent in zip(
-      token_ids.tolist(), parents[1:].tolist(), strict=True
-    ):
-      if parent < 0:  # fewer nodes than were asked for
-        break
-      paths.append((*paths[parent], token))
-    assert paths[1:] == expected
-    sums = [np.exp(nodes[path]) for path in expected]
-    np.testing.assert_allclose(probs[: len(sums)], sums, atol=5e-3)
-
-
-def test_beams_of_other_models_are_refused():
-  with pytest.raises(errors.UserError, match='beams need a recurrent head'):
-    BeamDraft(model=target_of())
-
-
-def test_more_beams_than_tokens_are_refused(tmp_path):
-  _, head = head_of(tmp_path, target_of())
-  with pytest.raises(errors.UserError, match='width must be 1 to 262, got 263'):
-    BeamDraft(model=head, width=263)
-  with pytest.raises(errors.UserError, match='less than 10 nodes after 3'):
-    Engine(
-      target_of(),
-      BeamDraft(model=head, width=3),
-      sizes=make_sizes(
-        drafts={**BEAMS, 'lengths': (0, 10), 'draft_steps': (0, 3)}
-      ),
-    )
 
 
 HEAD = student.StudentConfig(
@@ -556,8 +372,8 @@ def test_training_learns_and_its_head_drafts(tmp_path):
   np.testing.assert_array_equal(
     head.params['final_norm'], target.params['final_norm']
   )
-  _, log_probs, _ = paths_of(head, target, TEXT, 1, 3)
-  assert np.isfinite(log_probs).all()
+  _, logits = draft_after(head, target, TEXT, 3)
+  assert np.isfinite(logits).all()
 
 
 @pytest.mark.parametrize(

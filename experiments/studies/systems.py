@@ -15,7 +15,6 @@ from swiftspec_jax import policies
 from swiftspec_jax.cli.flags import modes as modes_lib
 from swiftspec_jax.cli.flags import shared_flags
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.drafters.texts.datastore import Datastore
 from swiftspec_jax.policies.fixed_length import FixedLength
@@ -28,8 +27,7 @@ class System:
   """How a system decodes prompts, and what it does under load.
 
   Attributes:
-    mode: one of `modes_lib.DECODING`, for prompts; None if none fits. Beside
-      `engine_draft` it says which model that gets.
+    mode: one of `modes_lib.DECODING`, for prompts; None if none fits.
     tree: changes of the tree that the flags describe.
     engine_draft: makes the drafter of the serving engine, for prompts, in place
       of a mode.
@@ -39,7 +37,7 @@ class System:
 
   mode: str | None = None
   tree: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  engine_draft: Callable[..., Any] | None = None
+  engine_draft: Callable[[], Any] | None = None
   engine_policy: policies.PolicyFn | None = None
   policy: str | None = None
 
@@ -65,11 +63,6 @@ def _pairs(buckets: StepBuckets) -> policies.Policy:
   return FixedLength(2)
 
 
-def _beams(head: ss.Model) -> BeamDraft:
-  """Returns the drafter of the paper, which looks nothing up."""
-  return BeamDraft(model=head, prompt_lookup=False)
-
-
 PLAIN = 'autoregressive'
 SYSTEMS = {
   PLAIN: System(mode='autoregressive', policy='none'),
@@ -83,9 +76,6 @@ SYSTEMS = {
   'su': System(policy='table'),  # arXiv 2310.18813
   'smartspec': System(  # arXiv 2406.14066
     engine_draft=ss.PromptLookup, engine_policy=_goodput, policy='goodput'
-  ),
-  'redrafter': System(  # arXiv 2403.09919
-    mode='chain', engine_draft=_beams, engine_policy=_whole_drafts
   ),
   'sssd': System(  # arXiv 2411.05894
     engine_draft=Datastore, engine_policy=_whole_drafts
@@ -107,12 +97,7 @@ def needs_devices(name: str) -> bool:
 
 
 def lacks_draft(name: str) -> bool:
-  """Returns whether a system needs a draft model that nothing names.
-
-  No flag names a recurrent head apart from other drafts.
-  """
-  if name == 'redrafter':
-    return True
+  """Returns whether a system needs a draft model that nothing names."""
   mode = SYSTEMS[name].mode
   takes_draft = mode in modes_lib.OF_DRAFTS
   return takes_draft and shared_flags.draft_name(mode) is None
@@ -136,8 +121,7 @@ def make_runner(
   """
   system = SYSTEMS[name]
   if system.engine_draft is not None:
-    drafter = system.engine_draft(*([draft] if system.mode else []))
-    options = {'draft': drafter, 'policy': system.engine_policy}
+    options = {'draft': system.engine_draft(), 'policy': system.engine_policy}
   else:
     options = shared_flags.speculation(system.mode, draft)
   if system.tree:

@@ -122,7 +122,7 @@ def main() -> None:
   if _WARM_UP.value == 'full':
     engine.programs.compile_all(show_progress='compiling')
   else:
-    engine.programs.start()
+    engine.programs.start(is_idle=lambda: not engine.num_requests)
   if listener is None:
     _follow(engine)
   else:

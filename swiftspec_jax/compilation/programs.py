@@ -14,7 +14,7 @@ import copy
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 
 import tqdm
@@ -77,6 +77,8 @@ class Programs:
     self._num_ready: int | None = None
     self.error: BaseException | None = None
     self._is_stopped = threading.Event()
+    self._drafters_lock = threading.Lock()
+    self._is_idle: Callable[[], bool] = lambda: True
     self._thread = threading.Thread(target=self._compile_rest, daemon=True)
 
   @property
@@ -107,7 +109,6 @@ class Programs:
     self._target.warm_up()
     pool = futures.ThreadPoolExecutor(_NUM_THREADS)
     try:
-      # Sizes share programs of the drafter, so they are of one thread.
       jobs = [pool.submit(lambda: [*map(self._warm_up_drafters, drafts)])]
       jobs += [
         pool.submit(self._compile_step, flat, levels, has_grammar=has_grammar)
@@ -126,15 +127,21 @@ class Programs:
     hosts.exchange(None)  # no process may take them before all have them
     self.num_compiled = len(self._programs)
 
-  def start(self) -> None:
+  def start(self, is_idle: Callable[[], bool] = lambda: True) -> None:
     """Compiles what first requests need; a thread compiles the others.
 
     Every step of greedy requests fits into what this has compiled when it
     returns.
+
+    Args:
+      is_idle: whether nobody else needs the processors, so that the thread may
+        have several programs compiled at a time.
     """
+    self._is_idle = is_idle
     self._target.warm_up()
     for program in self._programs[: self._num_first]:
       self._compile(program, [SamplingLevel.GREEDY])
+      self._count_compiled()
     self.is_warming_up = True
     self.take(self.num_ready)
     self._thread.start()
@@ -190,10 +197,15 @@ class Programs:
     try:
       for program in self._programs[: self._num_first]:
         self._compile_step(program.flat, _OTHER_LEVELS)
-      for program in self._programs[self._num_first :]:
+      rest = self._programs[self._num_first :]
+      while rest:
         if self._is_stopped.is_set():
           return
-        self._compile(program)
+        num_now = _NUM_THREADS if self._is_idle() else 1
+        now, rest = rest[:num_now], rest[num_now:]
+        with futures.ThreadPoolExecutor(num_now) as pool:
+          for _ in pool.map(self._compile, now):
+            self._count_compiled()
     except BaseException as error:
       self.error = error
       raise
@@ -209,12 +221,15 @@ class Programs:
       self._warm_up_drafters(flat)
     else:
       self._compile_step(flat, levels)
+
+  def _count_compiled(self) -> None:
     hosts.exchange(None)  # no process may take it before all have it
     self.num_compiled += 1
 
   def _warm_up_drafters(self, flat: StepSizes) -> None:
-    for drafter in self._drafters:
-      drafter.warm_up(flat)
+    with self._drafters_lock:  # sizes share programs
+      for drafter in self._drafters:
+        drafter.warm_up(flat)
 
   def _compile_step(
     self,

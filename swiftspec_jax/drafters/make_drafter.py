@@ -75,9 +75,9 @@ def spec_of(draft: Draft, tree: TreeConfig | None = None) -> DraftSpec:
   if isinstance(draft, HostDrafter):
     return OnHost(drafter=draft)
   raise errors.UserError(
-    'an engine with policies drafts with a model, SelfDraft, '
-    'TreeDraft, BeamDraft, PersistentTrees, PromptLookup, SuffixLookup, '
-    'Datastore, GrammarDraft, a HostDrafter or a StatelessDrafter, got '
+    'an engine with policies drafts with a model, SelfDraft, TreeDraft, '
+    'PersistentTrees, PromptLookup, SuffixLookup, Datastore, GrammarDraft, a '
+    'HostDrafter or a StatelessDrafter, got '
     f'{draft!r}'
   )
 

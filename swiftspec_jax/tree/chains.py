@@ -10,10 +10,10 @@ def add_chains(
   tree: state.DraftTree,
   token_ids: jax.Array,
   log_probs: jax.Array,
-  *,
-  is_looked_up: bool = True,
 ) -> state.DraftTree:
-  """Adds chains after the root as candidates, each token below the one before.
+  """Adds looked up chains after the root as candidates.
+
+  Each token is below the one before it.
 
   What chains have in common becomes one node, and what is in the tree already
   is not added again: of two log-probabilities the better one counts, and what
@@ -24,7 +24,6 @@ def add_chains(
     token_ids: i32[B, C, D].
     log_probs: f32[B, C, D] of each token after those before it. A chain ends
       before the first token with probability zero (-inf).
-    is_looked_up: whether they came of a text, not of the draft model.
   """
   token_ids, log_probs, is_node, leads = _trie(token_ids, log_probs)
   twins = _twins(tree, token_ids)
@@ -59,7 +58,7 @@ def add_chains(
     flat(parents),
     flat(depths),
     flat(weights),
-    is_looked_up=is_looked_up,
+    is_looked_up=True,
   )
   chains = jnp.arange(num_chains)[None, :, None]
   is_new = is_node & ~has_twin & (leads == chains)

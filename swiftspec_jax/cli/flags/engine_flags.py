@@ -1,5 +1,6 @@
 """Flags of the serving engine, and the engine that they describe."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.engine.engine import Engine
+from swiftspec_jax.models import attention
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
@@ -29,11 +31,10 @@ _MODE = flags.DEFINE_enum(
   modes.AUTO,
   modes.SERVING,
   'What drafts; auto is prompt_lookup, with --draft serial, too. '
-  'Modes chain, tree, beams, serial and async take --draft; DFlash drafts and '
+  'Modes chain, tree, serial and async take --draft; DFlash drafts and '
   'P-EAGLE heads are for chain and tree. --width, --branching, '
   '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
-  'trees grow. In mode tree a new one grows for each step. In mode beams the '
-  '--width most probable paths of a recurrent --draft are the tree. In modes '
+  'trees grow. In mode tree a new one grows for each step. In modes '
   'serial and async they live on, and in async they grow on --draft_devices '
   'while the target verifies. datastore makes trees of what followed the last '
   'tokens in the text and in those of --datastore. grammar drafts what the '
@@ -53,7 +54,7 @@ _QUERY_TOKENS = flags.DEFINE_list(
 _MAX_LENGTH = flags.DEFINE_integer(
   'max_length',
   5,
-  'Longest draft; in modes tree and beams its nodes, the last known token left '
+  'Longest draft; in mode tree its nodes, the last known token left '
   'out. Modes serial and async have --num_nodes.',
   lower_bound=0,
 )
@@ -127,7 +128,7 @@ def sizes() -> ProgramSizes:
     _refuse(['max_length'], 'give --num_nodes')
     _refuse(['forced_acceptance'], 'leave it out')
     longest = tree_flags.config().num_nodes - 1
-  elif mode() in modes.NEW_TREES:
+  elif mode() == modes.TREE:
     _refuse(['num_nodes'], 'give --max_length')
   if mode() not in _RUN_AHEAD_MODES:
     _refuse(['run_ahead'], 'its drafts need the text of the round before')
@@ -136,7 +137,7 @@ def sizes() -> ProgramSizes:
   most_steps = {
     'chain': lengths[-1],
     modes.SELF: lengths[-1],
-    **dict.fromkeys(modes.NEW_TREES, tree_flags.config().num_draft_steps),
+    modes.TREE: tree_flags.config().num_draft_steps,
   }.get(mode(), 1)
   draft_steps = tuple(min(length, most_steps) for length in lengths)
   kv_tokens = _KV_TOKENS.value or rows[-1] * contexts[-1]
@@ -170,6 +171,9 @@ def make_engine(
     runs_ahead: whether --run_ahead has a meaning.
   """
   target = shared_flags.load_target()
+  if attention.is_native(target.config, target.mesh):
+    # Shorter contexts take no less time there, but further programs.
+    declared = dataclasses.replace(declared, contexts=declared.contexts[-1:])
   if mode() == modes.FORCED:
     draft = _forced_draft()
   else:

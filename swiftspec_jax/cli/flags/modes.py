@@ -20,7 +20,6 @@ DATASTORE = 'datastore'
 GRAMMAR = 'grammar'
 SELF = 'self'
 TREE = 'tree'
-BEAMS = 'beams'
 FORCED = 'forced'
 
 
@@ -65,9 +64,6 @@ MODES = {
     makes_trees=True,
     drafts_by_model=True,
   ),
-  BEAMS: Mode(
-    takes_draft=True, is_paged=True, makes_trees=True, drafts_by_model=True
-  ),
   FORCED: Mode(decodes=False, is_paged=True),
   'serial': Mode(
     takes_draft=True, has_builtin=True, makes_trees=True, drafts_by_model=True
@@ -89,7 +85,6 @@ def where(is_so: Callable[[Mode], bool]) -> tuple[str, ...]:
 DECODING = where(lambda mode: mode.decodes)
 SERVING = tuple(MODES)
 PERSISTENT_TREES = ('serial', 'async')  # kept across rounds
-NEW_TREES = (TREE, BEAMS)  # those of a round
 OF_DRAFTS = where(lambda mode: mode.takes_draft)
 
 

@@ -317,8 +317,8 @@ def _drafts(mode: str, draft: ss.Model | None) -> dict[str, Any]:
   if mode == 'chain':
     return {'draft': draft, **draft_flags.num_speculative_tokens()}
   tree = tree_flags.config()
-  if mode in modes.NEW_TREES:
-    new_trees = tree_flags.new_trees(mode, draft)
+  if mode == modes.TREE:
+    new_trees = tree_flags.new_trees(draft)
     return {'draft': new_trees, 'num_speculative_tokens': tree.num_nodes - 1}
   if mode == modes.AUTO:
     tree = dataclasses.replace(tree, forced_acceptance=None)

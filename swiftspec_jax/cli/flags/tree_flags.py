@@ -3,8 +3,6 @@
 from absl import flags
 
 import swiftspec_jax as ss
-from swiftspec_jax.cli.flags import modes
-from swiftspec_jax.drafters.models.beam_search import BeamDraft
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 
 _DEFAULTS = ss.TreeConfig()
@@ -89,20 +87,17 @@ def config() -> ss.TreeConfig:
   )
 
 
-def new_trees(mode: str, model: ss.Model) -> TreeDraft | BeamDraft:
-  """Returns the draft of one of `modes.NEW_TREES`."""
+def new_trees(model: ss.Model) -> TreeDraft:
+  """Returns the draft of mode tree."""
   tree = config()
-  options = {
-    'model': model,
-    'width': tree.width,
-    'num_draft_steps': tree.num_draft_steps,
-    'prompt_lookup': tree.prompt_lookup,
-    'suffix_lookup': tree.suffix_lookup,
-  }
-  if mode == modes.BEAMS:
-    return BeamDraft(**options)
   return TreeDraft(
-    branching=tree.branching, min_leaf_mass=tree.min_leaf_mass, **options
+    model=model,
+    width=tree.width,
+    branching=tree.branching,
+    num_draft_steps=tree.num_draft_steps,
+    min_leaf_mass=tree.min_leaf_mass,
+    prompt_lookup=tree.prompt_lookup,
+    suffix_lookup=tree.suffix_lookup,
   )
 
 
