@@ -198,6 +198,18 @@ def test_a_step_whose_lookup_finds_nothing_is_a_plain_one():
   assert plain == pytest.approx(0.3, rel=0.05)
 
 
+def test_steps_in_which_the_draft_reads_do_not_count():
+  """Also where it is not done, so that there is no draft yet."""
+  costs = LiveCosts(BUCKETS, drafts_by_model=True)
+  view, nothing = cases.make_view(1, BUCKETS), np.zeros(1, np.int64)
+  for seconds, reads in ((0.1, False), (0.1, False), (9.0, True), (9.0, True)):
+    outcome = cases.make_outcome(
+      view, nothing, nothing, seconds=seconds, prefills_draft=reads
+    )
+    costs.observe(outcome)
+  assert costs.predict(1, 1, 0, 0).total == pytest.approx(0.1, rel=1e-3)
+
+
 def test_lookups_are_free():
   for drafts_by_model in (False, True):
     costs = LiveCosts(BUCKETS, drafts_by_model=drafts_by_model)

@@ -49,10 +49,10 @@ def test_a_failed_compilation_is_no_silence():
   engine, programs = service.engine, service.engine.programs
   compile_fn = programs._compile
 
-  def compile_first(program, *levels):
-    if programs.num_compiled == programs._num_first:
+  def compile_first(program, levels):
+    if programs.num_compiled >= programs._num_first:
       raise RuntimeError('out of memory')
-    compile_fn(program, *levels)
+    compile_fn(program, levels)
 
   programs._compile = compile_first
   programs.start()

@@ -4,6 +4,7 @@ Measure on an idle machine: the threads of torch wait for each other several
 times in each layer, and other processes slow it down far more than XLA.
 """
 
+import functools
 import pathlib
 import time
 from typing import TYPE_CHECKING
@@ -62,6 +63,7 @@ def load(
   return _make_decode(_load_model(target.name), target, length, draft)
 
 
+@functools.cache  # several peers take the same one
 def _load_model(name: str) -> 'transformers.PreTrainedModel':
   import torch
   import transformers

@@ -139,9 +139,9 @@ class Programs:
     """
     self._is_idle = is_idle
     self._target.warm_up()
-    for program in self._programs[: self._num_first]:
-      self._compile(program, [SamplingLevel.GREEDY])
-      self._count_compiled()
+    self._compile_together(
+      self._programs[: self._num_first], [SamplingLevel.GREEDY]
+    )
     self.is_warming_up = True
     self.take(self.num_ready)
     self._thread.start()
@@ -203,28 +203,32 @@ class Programs:
           return
         num_now = _NUM_THREADS if self._is_idle() else 1
         now, rest = rest[:num_now], rest[num_now:]
-        with futures.ThreadPoolExecutor(num_now) as pool:
-          for _ in pool.map(self._compile, now):
-            self._count_compiled()
+        self._compile_together(now)
     except BaseException as error:
       self.error = error
       raise
     self.is_warming_up = False
 
-  def _compile(
+  def _compile_together(
     self,
-    program: _Program,
+    programs: Sequence[_Program],
     levels: Iterable[SamplingLevel] = SamplingLevel,
+  ) -> None:
+    """Compiles programs, each in a thread of its own, and counts them."""
+    compile_fn = functools.partial(self._compile, levels=levels)
+    with futures.ThreadPoolExecutor(len(programs)) as pool:
+      for _ in pool.map(compile_fn, programs):
+        hosts.exchange(None)  # no process may take it before all have it
+        self.num_compiled += 1
+
+  def _compile(
+    self, program: _Program, levels: Iterable[SamplingLevel]
   ) -> None:
     flat = program.flat
     if program.is_draft:
       self._warm_up_drafters(flat)
     else:
       self._compile_step(flat, levels)
-
-  def _count_compiled(self) -> None:
-    hosts.exchange(None)  # no process may take it before all have it
-    self.num_compiled += 1
 
   def _warm_up_drafters(self, flat: StepSizes) -> None:
     with self._drafters_lock:  # sizes share programs

@@ -75,6 +75,7 @@ class _ReadStep:
       seconds=self.seconds,
       is_usable=is_usable & self.rows,
       num_fed=num_fed,
+      prefills_draft=self.unread.drafts.prefills_draft,
     )
 
 

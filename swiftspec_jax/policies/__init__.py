@@ -197,6 +197,7 @@ class Outcome:
       where a grammar or a bias has changed what the target would have said.
     num_fed: draft tokens of all rows that were fed, where that is more than
       was found; None where it is the sum of `lengths`.
+    prefills_draft: whether a draft model read late tokens in the step.
   """
 
   view: StepView
@@ -208,6 +209,7 @@ class Outcome:
   accepted_ranks: np.ndarray | None = None
   is_usable: np.ndarray | bool = True
   num_fed: int | None = None
+  prefills_draft: bool = False
 
 
 class Policy(abc.ABC):

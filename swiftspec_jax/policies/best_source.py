@@ -41,7 +41,9 @@ class BestSource(policies.Policy):
     if not view.can_look_up or not (asks_both or self._was_lookup):
       return self._model.plan_draft(view)
     # Who is asked expects to be followed in its experiments.
-    found = self._lookup.plan_draft(_without_unread(view))
+    found = self._lookup.plan_draft(
+      dataclasses.replace(view, num_unread_tokens=0)
+    )
     if found.lengths.any():
       found = dataclasses.replace(found, is_lookup=True)
     if math.isnan(found.expected_tokens) or not asks_both:
@@ -59,9 +61,6 @@ class BestSource(policies.Policy):
 
   def observe(self, outcome: policies.Outcome) -> None:
     own = self._source(outcome.plan)
-    if outcome.plan.is_lookup:
-      view = _without_unread(outcome.view)
-      outcome = dataclasses.replace(outcome, view=view)
     own.observe(outcome)
     other = self._model if own is self._lookup else self._lookup
     if outcome.plan.lengths.any():
@@ -71,11 +70,6 @@ class BestSource(policies.Policy):
 
   def _source(self, plan: policies.DraftPlan) -> Goodput:
     return self._lookup if plan.is_lookup else self._model
-
-
-def _without_unread(view: policies.StepView) -> policies.StepView:
-  """Returns what lookups see: they have nothing to read before."""
-  return dataclasses.replace(view, num_unread_tokens=0)
 
 
 def _goodput(plan: policies.DraftPlan) -> float:

@@ -103,16 +103,15 @@ class Goodput(policies.Policy):
     self._seconds += outcome.seconds
     view, plan = outcome.view, outcome.plan
     is_experiment = math.isnan(plan.expected_tokens)
-    reads = view.num_unread_tokens > 0 and plan.lengths.any()
-    if not is_experiment and not reads:
+    if not is_experiment and not outcome.prefills_draft:
       return
     factor = 1 + outcome.num_accepted.sum() / max(view.num_rows, 1)
     loss = outcome.seconds - factor * self._plain_seconds(view)
     loss = max(loss, 0.0)
     if is_experiment:
       self._lost_seconds += loss
-    if reads:
-      self._loss_per_unread = loss / view.num_unread_tokens
+    if outcome.prefills_draft:
+      self._loss_per_unread = loss / max(view.num_unread_tokens, 1)
     elif plan.is_probe is not None:
       self._probe_loss = loss
 

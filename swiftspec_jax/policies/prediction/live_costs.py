@@ -112,10 +112,10 @@ class LiveCosts:
 
   def observe(self, outcome: policies.Outcome) -> None:
     """Takes the time of a step."""
+    if outcome.prefills_draft:
+      return
     view, buckets = outcome.view, self._buckets
     longest = int(outcome.plan.lengths.max(initial=0))
-    if longest and view.num_unread_tokens:
-      return
     num_drafts = outcome.num_fed
     if num_drafts is None:
       num_drafts = int(outcome.lengths.sum())
