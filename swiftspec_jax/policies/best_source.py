@@ -62,6 +62,8 @@ class BestSource(policies.Policy):
   def observe(self, outcome: policies.Outcome) -> None:
     own = self._source(outcome.plan)
     own.observe(outcome)
+    if not outcome.view.can_look_up:
+      return  # what lookups learned would be of no use
     other = self._model if own is self._lookup else self._lookup
     if outcome.plan.lengths.any():
       other.observe_other(outcome)

@@ -100,7 +100,9 @@ def grow(
     i32[U, 5 T + 3], a packed `types.TreeProposal` by slot.
   """
   num_rows = sizes.num_rows + sizes.width  # with scratch
-  children = children_fn(params, config, noise, rows, sampling, sizes.branching)
+  children = _children_fn(
+    params, config, noise, rows, sampling, sizes.branching
+  )
   # The root lies where its row of the tree is: right after the others.
   lengths = rows.positions[:, 0] - 1
   of_rows = None
@@ -164,29 +166,29 @@ def grown(
   )
   leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
   tree = tree_lib.expand(tree, leaves, *first)
-  tree = with_lookups(tree, rows, sizes)
+  tree = _with_lookups(tree, rows, sizes)
   stop = {}
   if sizes.min_leaf_mass:
     stop = {'num_nodes': rows.lengths + 1, 'min_mass': sizes.min_leaf_mass}
   tree, _ = tree_lib.grow(
     tree, carry, draft_fn, num_steps=num_steps, width=sizes.width, **stop
   )
-  return best_of(tree, rows, sizes.num_nodes, num_slots)
+  return _best_of(tree, rows, sizes.num_nodes, num_slots)
 
 
 # Logits f32[R, W, V'] at depths i32[R, W] -> tokens i32[R, W, C] of the best
 # children, and their log-probabilities f32[R, W, C].
-ChildrenFn = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+_ChildrenFn = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def children_fn(
+def _children_fn(
   params: Params,
   config: ModelConfig,
   noise: jax.Array | None,
   rows: DraftRows,
   sampling: sampling_lib.SamplingState,
   branching: int,
-) -> ChildrenFn:
+) -> _ChildrenFn:
   """Returns a function that finds `branching` (C) children of nodes."""
   noise = noise_of_outputs(params, config, noise)
 
@@ -202,7 +204,7 @@ def children_fn(
   return children
 
 
-def with_lookups(
+def _with_lookups(
   tree: tree_lib.DraftTree, rows: DraftRows, sizes: TreeSizes
 ) -> tree_lib.DraftTree:
   """Returns trees with the chains that the known text suggests."""
@@ -213,7 +215,7 @@ def with_lookups(
   return tree_lib.add_chains(tree, *chains)
 
 
-def best_of(
+def _best_of(
   tree: tree_lib.DraftTree, rows: DraftRows, num_nodes: int, num_slots: int
 ) -> jax.Array:
   """Returns the best nodes of the trees by slot, a packed `TreeProposal`."""
