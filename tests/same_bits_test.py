@@ -135,14 +135,16 @@ def check_pages(model, text, want, rng):
   table = rng.permutation(num_pages)[: 3 * NUM_COLUMNS].reshape(3, -1)
 
   @jax.jit
-  def run(params, tokens, batch, cache):
-    hidden, cache = target_forward.forward(params, config, tokens, batch, cache)
+  def run(params, tokens, batch, cache, is_real=None):
+    hidden, cache = target_forward.forward(
+      params, config, tokens, batch, cache, is_real=is_real
+    )
     return target_forward.logits_of(params, config, hidden), cache
 
-  def packed(starts, counts, rows):
+  def packed(starts, counts, rows, num_padding=0):
     sizes = ragged_batch.StepSizes(
       num_rows=len(rows),
-      num_tokens=int(counts.sum()),
+      num_tokens=int(counts.sum()) + num_padding,
       block_size=1 if counts.max() == 1 else BLOCK_SIZE,
       context=NUM_COLUMNS * PAGE_SIZE,
     )
@@ -158,9 +160,19 @@ def check_pages(model, text, want, rng):
     index = np.concatenate(
       [np.arange(a, a + n) for a, n in zip(starts, counts, strict=True)]
     )
-    batch = packed(starts, counts, rows)
-    logits, cache = run(model.params, text[index], batch, cache)
-    np.testing.assert_array_equal(logits, [want[i] for i in index])
+    num_padding = 5 if counts.max() > 1 else 0
+    batch = packed(starts, counts, rows, num_padding)
+    logits, cache = run(
+      model.params,
+      np.pad(text[index], (0, num_padding)),
+      batch,
+      cache,
+      np.arange(len(index) + num_padding) < len(index),
+    )
+    np.testing.assert_array_equal(
+      logits[: len(index)], [want[i] for i in index]
+    )
+    assert not logits[len(index) :].any()  # no work was done for padding
     done[rows] += counts
   # The last known token and the end of the text, with other nodes between.
   (start,) = starts = done[:1] - NUM_NEW

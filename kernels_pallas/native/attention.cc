@@ -15,15 +15,14 @@
 #include <numeric>
 #include <vector>
 
+#include "call.h"
 #include "parallel.h"
 #include "rows.h"
 #include "vectors.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace native {
 namespace {
 
-namespace ffi = xla::ffi;
 using Index = std::uint32_t;
 
 constexpr std::size_t kTogether = 4;  // rows, and vectors of values
@@ -169,11 +168,10 @@ struct Layout {
   std::size_t num_heads, num_blocks, block_size;
   std::size_t block_stride, row_stride, head_stride;
 
-  Layout(ffi::Span<const std::int64_t> shape, std::size_t num_heads,
-         std::size_t head_dim)
-      : num_heads(num_heads), num_blocks(shape[0]) {
-    const bool has_rows = shape.size() == 4;
-    block_size = shape[has_rows ? 2 : 1];
+  Layout(const Array& cache, std::size_t num_heads, std::size_t head_dim)
+      : num_heads(num_heads), num_blocks(cache.dim(0)) {
+    const bool has_rows = cache.rank() == 4;
+    block_size = cache.dim(has_rows ? 2 : 1);
     block_stride = block_size * num_heads * head_dim;
     row_stride = has_rows ? head_dim : num_heads * head_dim;
     head_stride = has_rows ? block_size * head_dim : head_dim;
@@ -187,30 +185,27 @@ struct Layout {
 
 // The arguments of a call. Of rows of a cache there are no pages.
 struct Attention {
-  ffi::Buffer<ffi::F32> queries;    // [X, T, G, Q, E]
-  ffi::AnyBuffer keys, values;      // as in `Layout`
-  ffi::Buffer<ffi::S32> lengths;    // [X]
-  ffi::Buffer<ffi::PRED> mask;      // [X, T, M]
-  ffi::Buffer<ffi::S32> positions;  // [X, T]
-  ffi::Buffer<ffi::F32> sinks;      // [G * Q], or none
-  ffi::Buffer<ffi::S32> pages;      // [X, C], or none
-  ffi::Buffer<ffi::S32> counts;     // [X] tokens without padding, or none
-  float* results;                   // as queries
+  explicit Attention(const Call& call)
+      : Attention(call, call.argument(0), call.argument(1), call.argument(4),
+                  call.argument(7)) {}
+
+  const float* queries;           // [X, T, G, Q, E]
+  const void *keys, *values;      // as in `Layout`
+  const std::int32_t* lengths;    // [X]
+  const bool* mask;               // [X, T, M]
+  const std::int32_t* positions;  // [X, T]; of rows -1 for padding
+  const float* sinks;             // [G * Q], or null
+  const std::int32_t* pages;      // [X, C], or null
+  const std::int32_t* counts;     // [X] tokens without padding, if pages
+  float* results;                 // as queries
   float scale;
   std::int64_t window;  // 0 for none
-
-  std::size_t num_blocks = queries.dimensions()[0];
-  std::size_t num_tokens = queries.dimensions()[1];
-  std::size_t num_heads = queries.dimensions()[2];
-  std::size_t num_groups = queries.dimensions()[3];
-  std::size_t head_dim = queries.dimensions()[4];
-  std::size_t tree_size = mask.dimensions()[2];
-  bool has_pages = pages.element_count() > 0;
-  std::size_t num_columns = has_pages ? pages.dimensions()[1] : 1;  // C
-  Layout layout{keys.dimensions(), num_heads, head_dim};
+  std::size_t num_blocks, num_tokens, num_heads, num_groups, head_dim;
+  std::size_t tree_size, num_columns;  // M, C
+  Layout layout;
 
   std::size_t num_real_tokens(std::size_t block) const {
-    return has_pages ? counts.typed_data()[block] : num_tokens;
+    return pages ? counts[block] : num_tokens;
   }
 
   // Adds where the rows of a range are.
@@ -222,10 +217,9 @@ struct Attention {
       const std::size_t stop = std::min(end, (column + 1) * page_size);
       // As JAX does, so that a wrong page is no address outside.
       const std::int32_t page =
-          has_pages ? std::clamp<std::int32_t>(
-                          pages.typed_data()[block * num_columns + column], 0,
-                          layout.num_blocks - 1)
-                    : 0;
+          pages ? std::clamp<std::int32_t>(pages[block * num_columns + column],
+                                           0, layout.num_blocks - 1)
+                : 0;
       const std::size_t before = rows.size();
       rows.resize(before + stop - begin);
       std::iota(rows.begin() + before, rows.end(),
@@ -242,22 +236,50 @@ struct Attention {
     if (token >= num_tokens_here) return;
     const std::int64_t capacity = num_columns * layout.block_size;
     const std::int64_t length =
-        std::min<std::int64_t>(lengths.typed_data()[block], capacity);
+        std::min<std::int64_t>(lengths[block], capacity);
     const std::size_t index = block * num_tokens + token;
+    if (!pages && positions[index] < 0) return;
     const std::int64_t begin =
-        window ? std::max<std::int64_t>(
-                     positions.typed_data()[index] - window + 1, 0)
-               : 0;
+        window ? std::max<std::int64_t>(positions[index] - window + 1, 0) : 0;
     append(block, begin, length, rows);
     const std::size_t num_masked =
-        has_pages ? std::min(tree_size, num_tokens_here) : tree_size;
-    const bool* seen = mask.typed_data() + index * tree_size;
+        pages ? std::min(tree_size, num_tokens_here) : tree_size;
+    const bool* seen = mask + index * tree_size;
     for (std::size_t m = 0; m < num_masked; ++m) {
       const std::int64_t row = length + m;
       if (seen[m] && row >= begin && row < capacity) {
         append(block, row, row + 1, rows);
       }
     }
+  }
+
+ private:
+  Attention(const Call& call, const Array& queries, const Array& keys,
+            const Array& mask, const Array& pages)
+      : queries(queries.data<float>()),
+        keys(keys.bytes()),
+        values(call.argument(2).bytes()),
+        lengths(call.argument(3).data<std::int32_t>()),
+        mask(mask.data<bool>()),
+        positions(call.argument(5).data<std::int32_t>()),
+        sinks(or_null<float>(call.argument(6))),
+        pages(or_null<std::int32_t>(pages)),
+        counts(call.argument(8).data<std::int32_t>()),
+        results(call.result(0).data<float>()),
+        scale(call.attribute<float>("scale")),
+        window(call.attribute<std::int64_t>("window")),
+        num_blocks(queries.dim(0)),
+        num_tokens(queries.dim(1)),
+        num_heads(queries.dim(2)),
+        num_groups(queries.dim(3)),
+        head_dim(queries.dim(4)),
+        tree_size(mask.dim(2)),
+        num_columns(pages.size() ? pages.dim(1) : 1),
+        layout(keys, num_heads, head_dim) {}
+
+  template <class T>
+  static const T* or_null(const Array& array) {
+    return array.size() ? array.data<T>() : nullptr;
   }
 };
 
@@ -276,20 +298,18 @@ void attend_some(const Attention& call, std::size_t block, std::size_t head,
   scratch.scores.resize(N * room);
   float* scores = scratch.scores.data();
   const std::size_t first =
-      (call.has_pages ? 0 : block * call.layout.block_stride) +
+      (call.pages ? 0 : block * call.layout.block_stride) +
       head * call.layout.head_stride;
-  auto rows = [&](const ffi::AnyBuffer& cache) {
-    return Rows<T>{static_cast<const T*>(cache.untyped_data()) + first,
+  auto rows = [&](const void* cache) {
+    return Rows<T>{static_cast<const T*>(cache) + first,
                    call.layout.row_stride};
   };
   multiply_keys<N>(queries + q * call.head_dim, rows(call.keys), scratch.seen,
                    call.head_dim, scores, room);
   float totals[N];
   for (std::size_t i = 0; i < N; ++i) {
-    const float* sink = call.sinks.element_count()
-                            ? call.sinks.typed_data() +
-                                  head * call.num_groups + q + i
-                            : nullptr;
+    const float* sink =
+        call.sinks ? call.sinks + head * call.num_groups + q + i : nullptr;
     totals[i] = weigh(scores + i * room, count, call.scale, sink);
   }
   mix_values<N>(scores, room, rows(call.values), scratch.seen, call.head_dim,
@@ -298,8 +318,8 @@ void attend_some(const Attention& call, std::size_t block, std::size_t head,
 
 // Attends with the queries of a kv head of a token.
 template <class T>
-[[gnu::noinline]] void attend(const Attention& call, std::size_t block, std::size_t token,
-            std::size_t head) {
+[[gnu::noinline]] void attend(const Attention& call, std::size_t block,
+                              std::size_t token, std::size_t head) {
   static thread_local Scratch scratch;
   call.find_rows(block, token, scratch.seen);
   const std::size_t size = call.num_groups * call.head_dim;
@@ -310,7 +330,7 @@ template <class T>
     std::fill(results, results + size, 0.0f);
     return;
   }
-  const float* queries = call.queries.typed_data() + first;
+  const float* queries = call.queries + first;
   for (std::size_t q = 0; q < call.num_groups; q += kQueries) {
     with_size<kQueries>(call.num_groups - q, [&](auto size) {
       attend_some<size(), T>(call, block, head, queries, q, scratch, results);
@@ -319,11 +339,11 @@ template <class T>
 }
 
 template <class T>
-void attend_all(ffi::ThreadPool& pool, const Attention& call) {
+void attend_all(const Pool& pool, const Attention& call) {
   const std::size_t num_queries = call.num_tokens * call.num_heads;
   std::size_t num_products = 0;
   for (std::size_t x = 0; x < call.num_blocks; ++x) {
-    num_products += (call.lengths.typed_data()[x] + call.tree_size) *
+    num_products += (call.lengths[x] + call.tree_size) *
                     call.num_real_tokens(x) * call.num_heads *
                     call.num_groups * call.head_dim;
   }
@@ -335,31 +355,10 @@ void attend_all(ffi::ThreadPool& pool, const Attention& call) {
               });
 }
 
-// Calls run(T()), T being the type of the numbers of an array.
-template <class Run>
-ffi::Error with_type(const ffi::AnyBuffer& array, const Run& run) {
-  if (array.element_type() == ffi::F32) {
-    run(float());
-  } else if (array.element_type() == ffi::BF16) {
-    run(BFloat16Bits());
-  } else {
-    return ffi::Error::InvalidArgument("neither float32 nor bfloat16");
-  }
-  return ffi::Error::Success();
-}
-
-ffi::Error attention_call(
-    ffi::ThreadPool pool, ffi::Buffer<ffi::F32> queries, ffi::AnyBuffer keys,
-    ffi::AnyBuffer values, ffi::Buffer<ffi::S32> lengths,
-    ffi::Buffer<ffi::PRED> mask, ffi::Buffer<ffi::S32> positions,
-    ffi::Buffer<ffi::F32> sinks, ffi::Buffer<ffi::S32> pages,
-    ffi::Buffer<ffi::S32> counts, ffi::ResultBuffer<ffi::F32> results,
-    float scale, std::int64_t window) {
-  const Attention call{queries, keys,  values, lengths,    mask,
-                       positions, sinks, pages,  counts,
-                       results->typed_data(), scale, window};
-  return with_type(keys, [&](auto type) {
-    attend_all<decltype(type)>(pool, call);
+void attention_call(const Call& call) {
+  const Attention attention(call);
+  with_type(call.argument(1), [&](auto type) {
+    attend_all<decltype(type)>(call.pool, attention);
   });
 }
 
@@ -380,24 +379,22 @@ template <class T>
 }
 
 // The heads are those of the results, as XLA gives these the same memory.
-ffi::Error norm_heads_call(ffi::ThreadPool pool, ffi::AnyBuffer,
-                           ffi::Buffer<ffi::F32> query_scale,
-                           ffi::Buffer<ffi::F32> key_scale,
-                           ffi::Result<ffi::AnyBuffer> heads, float epsilon) {
-  const auto shape = heads->dimensions();  // [N, G, Q + 2, E]
-  const std::size_t num_heads = shape[2], head_dim = shape[3];
-  return with_type(*heads, [&](auto type) {
-    using T = decltype(type);
-    parallel_if(pool, heads->element_count(), shape[0] * shape[1],
+void norm_heads_call(const Call& call) {
+  const float* query_scale = call.argument(1).data<float>();
+  const float* key_scale = call.argument(2).data<float>();
+  const auto epsilon = call.attribute<float>("epsilon");
+  const Array heads = call.result(0);  // [N, G, Q + 2, E]
+  const std::size_t num_heads = heads.dim(2), head_dim = heads.dim(3);
+  with_type(heads, [&](auto type) {
+    auto* first = heads.data<decltype(type)>();
+    parallel_if(call.pool, heads.size(), heads.dim(0) * heads.dim(1),
                 [&](std::size_t i) {
-                  T* head = static_cast<T*>(heads->untyped_data()) +
-                            i * num_heads * head_dim;
+                  auto* head = first + i * num_heads * head_dim;
                   for (std::size_t h = 2; h < num_heads; ++h) {
-                    norm_head(head, query_scale.typed_data(), epsilon,
-                              head_dim);
+                    norm_head(head, query_scale, epsilon, head_dim);
                     head += head_dim;
                   }
-                  norm_head(head, key_scale.typed_data(), epsilon, head_dim);
+                  norm_head(head, key_scale, epsilon, head_dim);
                 });
   });
 }
@@ -445,42 +442,40 @@ template <class S, class T>
 }
 
 // Keys and values are those of the results: XLA gives these the same memory.
-ffi::Error rotate_and_write_call(
-    ffi::ThreadPool pool, ffi::AnyBuffer heads, ffi::Buffer<ffi::F32> cos,
-    ffi::Buffer<ffi::F32> sin, ffi::AnyBuffer, ffi::AnyBuffer,
-    ffi::Buffer<ffi::S32> places, ffi::ResultBuffer<ffi::F32> queries,
-    ffi::Result<ffi::AnyBuffer> keys, ffi::Result<ffi::AnyBuffer> values) {
-  const auto shape = heads.dimensions();  // [N, G, Q + 2, E]
-  const Layout cache(keys->dimensions(), shape[1], shape[3]);
-  const std::size_t num_groups = shape[2] - 2, half = shape[3] / 2;
-  const std::size_t size = shape[1] * shape[2] * shape[3];
-  const auto run = [&](auto given, auto stored) {
-    using S = decltype(given);
-    using T = decltype(stored);
-    parallel_if(pool, heads.element_count(), shape[0], [&](std::size_t n) {
-      keep_token(static_cast<const S*>(heads.untyped_data()) + n * size,
-                 cos.typed_data() + n * half, sin.typed_data() + n * half,
-                 num_groups, shape[3], cache, places.typed_data()[n],
-                 queries->typed_data() + n * shape[1] * num_groups * shape[3],
-                 static_cast<T*>(keys->untyped_data()),
-                 static_cast<T*>(values->untyped_data()));
+void rotate_and_write_call(const Call& call) {
+  const Array heads = call.argument(0);  // [N, G, Q + 2, E]
+  const float* cos = call.argument(1).data<float>();
+  const float* sin = call.argument(2).data<float>();
+  const auto* places = call.argument(5).data<std::int32_t>();
+  float* queries = call.result(0).data<float>();
+  const Array keys = call.result(1), values = call.result(2);
+  const std::size_t num_groups = heads.dim(2) - 2, head_dim = heads.dim(3);
+  const Layout cache(keys, heads.dim(1), head_dim);
+  const std::size_t num_queries = heads.dim(1) * num_groups * head_dim;
+  const std::size_t size = heads.size() / heads.dim(0), half = head_dim / 2;
+  with_type(heads, [&](auto given) {
+    with_type(keys, [&](auto stored) {
+      const auto* from = heads.data<decltype(given)>();
+      auto* to_keys = keys.data<decltype(stored)>();
+      auto* to_values = values.data<decltype(stored)>();
+      parallel_if(call.pool, heads.size(), heads.dim(0), [&](std::size_t n) {
+        keep_token(from + n * size, cos + n * half, sin + n * half, num_groups,
+                   head_dim, cache, places[n], queries + n * num_queries,
+                   to_keys, to_values);
+      });
     });
-  };
-  return with_type(*keys, [&](auto stored) {
-    heads.element_type() == ffi::F32 ? run(float(), stored)
-                                     : run(BFloat16Bits(), stored);
   });
 }
 
 // Moves row start + path[i] to start + i, for all i, in all heads of a cache
 // [B, G, S, E] and one of its rows.
-void keep_rows(const ffi::AnyBuffer& cache, std::size_t batch_row,
-               std::int64_t start, const std::int32_t* path,
-               std::int64_t num_kept, std::int64_t num_rows) {
-  const auto shape = cache.dimensions();
-  const std::int64_t capacity = shape[2];
-  const std::size_t row_bytes =
-      shape[3] * cache.size_bytes() / cache.element_count();
+void keep_rows(const Array& cache, std::size_t batch_row, std::int64_t start,
+               const std::int32_t* path, std::int64_t num_kept,
+               std::int64_t num_rows) {
+  const std::size_t num_heads = cache.dim(1);
+  const std::int64_t capacity = cache.dim(2);
+  std::size_t row_bytes = 0;
+  with_type(cache, [&](auto type) { row_bytes = cache.dim(3) * sizeof(type); });
   const std::size_t head_bytes = capacity * row_bytes;
   num_rows = std::min(num_rows, capacity);
   const std::int64_t first =
@@ -488,9 +483,9 @@ void keep_rows(const ffi::AnyBuffer& cache, std::size_t batch_row,
   const std::int64_t to =
       std::clamp<std::int64_t>(start, 0, capacity - num_kept);
   std::vector<char> kept(num_kept * row_bytes);
-  char* head = static_cast<char*>(cache.untyped_data()) +
-               batch_row * shape[1] * head_bytes;
-  for (std::int64_t g = 0; g < shape[1]; ++g, head += head_bytes) {
+  char* head =
+      static_cast<char*>(cache.bytes()) + batch_row * num_heads * head_bytes;
+  for (std::size_t g = 0; g < num_heads; ++g, head += head_bytes) {
     for (std::int64_t i = 0; i < num_kept; ++i) {
       const std::int64_t from =
           first + std::clamp<std::int64_t>(path[i] + start - first, 0,
@@ -502,72 +497,30 @@ void keep_rows(const ffi::AnyBuffer& cache, std::size_t batch_row,
 }
 
 // The caches are those of the results: XLA gives these the same memory.
-ffi::Error kv_commit_call(ffi::ThreadPool pool, ffi::Buffer<ffi::S32> starts,
-                          ffi::Buffer<ffi::S32> path, ffi::RemainingArgs,
-                          ffi::RemainingRets caches, std::int64_t num_rows) {
-  const std::size_t batch = path.dimensions()[0];
-  const std::size_t num_kept = path.dimensions()[1];
-  std::vector<ffi::AnyBuffer> arrays;
+void kv_commit_call(const Call& call) {
+  const auto* starts = call.argument(0).data<std::int32_t>();
+  const Array path = call.argument(1);
+  const auto* rows = path.data<std::int32_t>();
+  const auto num_rows = call.attribute<std::int64_t>("num_rows");
+  const std::size_t batch = path.dim(0), num_kept = path.dim(1);
   std::size_t num_moved = 0;
-  for (std::size_t i = 0; i < caches.size(); ++i) {
-    auto cache = caches.get<ffi::AnyBuffer>(i);
-    if (cache.has_error()) return cache.error();
-    arrays.push_back(**cache);
-    const auto shape = arrays.back().dimensions();
-    num_moved += batch * shape[1] * num_kept * shape[3];
+  for (std::size_t i = 0; i < call.num_results(); ++i) {
+    const Array cache = call.result(i);
+    num_moved += batch * cache.dim(1) * num_kept * cache.dim(3);
   }
-  parallel_if(pool, num_moved, arrays.size() * batch, [&](std::size_t i) {
-    const std::size_t row = i % batch;
-    keep_rows(arrays[i / batch], row, starts.typed_data()[row],
-              path.typed_data() + row * num_kept, num_kept, num_rows);
-  });
-  return ffi::Error::Success();
+  parallel_if(call.pool, num_moved, call.num_results() * batch,
+              [&](std::size_t i) {
+                const std::size_t row = i % batch;
+                keep_rows(call.result(i / batch), row, starts[row],
+                          rows + row * num_kept, num_kept, num_rows);
+              });
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(attention, attention_call,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()   // queries
-                                  .Arg<ffi::AnyBuffer>()          // keys
-                                  .Arg<ffi::AnyBuffer>()          // values
-                                  .Arg<ffi::Buffer<ffi::S32>>()   // lengths
-                                  .Arg<ffi::Buffer<ffi::PRED>>()  // mask
-                                  .Arg<ffi::Buffer<ffi::S32>>()   // positions
-                                  .Arg<ffi::Buffer<ffi::F32>>()   // sinks
-                                  .Arg<ffi::Buffer<ffi::S32>>()   // pages
-                                  .Arg<ffi::Buffer<ffi::S32>>()   // counts
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<float>("scale")
-                                  .Attr<std::int64_t>("window"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(kv_commit, kv_commit_call,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // starts
-                                  .Arg<ffi::Buffer<ffi::S32>>()  // path
-                                  .RemainingArgs()
-                                  .RemainingRets()
-                                  .Attr<std::int64_t>("num_rows"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(norm_heads, norm_heads_call,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()         // heads
-                                  .Arg<ffi::Buffer<ffi::F32>>()  // query_scale
-                                  .Arg<ffi::Buffer<ffi::F32>>()  // key_scale
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<float>("epsilon"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(rotate_and_write, rotate_and_write_call,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()          // heads
-                                  .Arg<ffi::Buffer<ffi::F32>>()   // cos
-                                  .Arg<ffi::Buffer<ffi::F32>>()   // sin
-                                  .Arg<ffi::AnyBuffer>()          // keys
-                                  .Arg<ffi::AnyBuffer>()          // values
-                                  .Arg<ffi::Buffer<ffi::S32>>()   // places
-                                  .Ret<ffi::Buffer<ffi::F32>>()   // queries
-                                  .Ret<ffi::AnyBuffer>()          // keys
-                                  .Ret<ffi::AnyBuffer>());        // values
+NATIVE_KERNEL(attention, attention_call)
+NATIVE_KERNEL(kv_commit, kv_commit_call)
+NATIVE_KERNEL(norm_heads, norm_heads_call)
+NATIVE_KERNEL(rotate_and_write, rotate_and_write_call)
 
 }  // namespace native

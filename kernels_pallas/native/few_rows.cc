@@ -12,16 +12,14 @@
 #include <limits>
 #include <vector>
 
+#include "call.h"
 #include "integers.h"
 #include "parallel.h"
 #include "rows.h"
 #include "vectors.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace native {
 namespace {
-
-namespace ffi = xla::ffi;
 
 // A format is a kind of weights and rows:
 //   Weight, Row: their numbers in memory; Given: those of rows made ready
@@ -333,7 +331,7 @@ constexpr std::size_t kTaskBytes = 1 << 17;  // of weights
 
 // Calls work(begin, end) for ranges of outputs that are whole blocks.
 template <class F, class Work>
-void in_ranges(ffi::ThreadPool& pool, std::size_t num_inputs,
+void in_ranges(const Pool& pool, std::size_t num_inputs,
                std::size_t num_outputs, const Work& work) {
   const std::size_t fitting =
       kTaskBytes / (num_inputs * sizeof(typename F::Weight));
@@ -350,30 +348,23 @@ std::size_t whole_steps(std::size_t num_inputs) {
 }
 
 template <class F>
-ffi::Error few_rows(ffi::ThreadPool pool, ffi::AnyBuffer rows,
-                    ffi::AnyBuffer added, ffi::Buffer<ffi::F32> norm_scale,
-                    ffi::AnyBuffer weights,
-                    ffi::ResultBuffer<ffi::F32> results,
-                    ffi::Result<ffi::AnyBuffer> total, float epsilon,
-                    std::int64_t activation) {
-  const Around around{rows, added, norm_scale, *total, epsilon, activation};
+void few_rows(const Call& call) {
+  const Around around(call);
+  const Array weights = call.argument(around.kWeights);
   const std::size_t num_rows = around.num_rows();
   const std::size_t num_inputs = around.num_inputs();
-  const std::size_t num_outputs = weights.element_count() / num_inputs;
-  const auto* weight =
-      static_cast<const typename F::Weight*>(weights.untyped_data());
+  const std::size_t num_outputs = weights.size() / num_inputs;
+  const auto* weight = static_cast<const typename F::Weight*>(weights.bytes());
   const std::size_t stride = whole_steps<F>(num_inputs);
   std::vector<typename F::Row> room;
-  const Prepared<F> given(around.normed(pool, room), num_rows, num_inputs,
-                          stride);
-  around.gated(pool, num_outputs, results->typed_data(), [&](float* to) {
-    in_ranges<F>(pool, num_inputs, num_outputs,
+  const Prepared<F> given(around.normed(room), num_rows, num_inputs, stride);
+  around.gated(num_outputs, [&](float* to) {
+    in_ranges<F>(call.pool, num_inputs, num_outputs,
                  [&](std::size_t begin, std::size_t end) {
                    groups<F>(given.data(), num_rows, stride, weight, num_inputs,
                              begin, end, to, num_outputs);
                  });
   });
-  return ffi::Error::Success();
 }
 
 // Scales of the integers, over the highest number of a row. XLA's program of
@@ -404,20 +395,18 @@ float quantize(const float* row, std::size_t size, std::size_t num_terms,
   return highest;
 }
 
-ffi::Error few_rows_of_integers(
-    ffi::ThreadPool pool, ffi::AnyBuffer given_rows, ffi::AnyBuffer added,
-    ffi::Buffer<ffi::F32> norm_scale, ffi::Buffer<ffi::S8> weights,
-    ffi::Buffer<ffi::F32> scales, ffi::ResultBuffer<ffi::F32> results,
-    ffi::Result<ffi::AnyBuffer> total, float epsilon, std::int64_t activation,
-    std::int64_t num_terms) {
-  const Around around{given_rows, added,   norm_scale,
-                      *total,     epsilon, activation};
+void few_rows_of_integers(const Call& call) {
+  const Around around(call);
+  const auto num_terms = call.attribute<std::int64_t>("num_terms");
+  const Array weights = call.argument(around.kWeights);
+  const auto* weight = weights.data<std::int8_t>();
+  const float* scale = call.argument(around.kWeights + 1).data<float>();
   const std::size_t num_rows = around.num_rows();
   const std::size_t num_inputs = around.num_inputs();
-  const std::size_t num_outputs = weights.element_count() / num_inputs;
+  const std::size_t num_outputs = weights.size() / num_inputs;
   const std::size_t stride = whole_steps<Int8>(num_inputs);
   std::vector<float> room;
-  const float* rows = around.normed(pool, room);
+  const float* rows = around.normed(room);
   std::vector<std::int8_t> integers(num_terms * num_rows * num_inputs);
   std::vector<float> highest(num_rows);
   for (std::size_t n = 0; n < num_rows; ++n) {
@@ -429,8 +418,6 @@ ffi::Error few_rows_of_integers(
   }
   const Prepared<Int8> given(integers.data(), num_terms * num_rows, num_inputs,
                              stride);
-  const std::int8_t* weight = weights.typed_data();
-  const float* scale = scales.typed_data();
   const auto multiply_range = [&](std::size_t begin, std::size_t end,
                                   float* to) {
     const std::size_t size = end - begin;
@@ -449,28 +436,18 @@ ffi::Error few_rows_of_integers(
       }
     }
   };
-  around.gated(pool, num_outputs, results->typed_data(), [&](float* to) {
-    in_ranges<Int8>(pool, num_inputs, num_outputs,
+  around.gated(num_outputs, [&](float* to) {
+    in_ranges<Int8>(call.pool, num_inputs, num_outputs,
                     [&](std::size_t begin, std::size_t end) {
                       multiply_range(begin, end, to);
                     });
   });
-  return ffi::Error::Success();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    few_rows_float32, few_rows<Float32>,
-    bind_results(bind_rows().Arg<ffi::AnyBuffer>()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    few_rows_bfloat16, few_rows<BFloat16>,
-    bind_results(bind_rows().Arg<ffi::AnyBuffer>()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    few_rows_int8, few_rows_of_integers,
-    bind_results(bind_rows()
-                     .Arg<ffi::Buffer<ffi::S8>>()
-                     .Arg<ffi::Buffer<ffi::F32>>())
-        .Attr<std::int64_t>("num_terms"));
+NATIVE_KERNEL(few_rows_float32, few_rows<Float32>)
+NATIVE_KERNEL(few_rows_bfloat16, few_rows<BFloat16>)
+NATIVE_KERNEL(few_rows_int8, few_rows_of_integers)
 
 }  // namespace native

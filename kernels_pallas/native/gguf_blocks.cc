@@ -14,17 +14,15 @@
 #include <numeric>
 #include <vector>
 
+#include "call.h"
 #include "gguf_formats.h"
 #include "integers.h"
 #include "parallel.h"
 #include "rows.h"
 #include "vectors.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace native {
 namespace {
-
-namespace ffi = xla::ffi;
 
 constexpr std::size_t kOutputs = 4;  // that are computed together
 constexpr std::size_t kRowsTogether = 4;  // that are rounded in a task
@@ -382,7 +380,7 @@ void outputs(const Rows& rows, const Byte* weights, std::size_t begin,
 }
 
 // Returns rows as integers.
-Rows rounded(ffi::ThreadPool& pool, const float* rows, std::size_t num_rows,
+Rows rounded(const Pool& pool, const float* rows, std::size_t num_rows,
              std::size_t num_inputs) {
   Rows result(num_rows, num_inputs);
   parallel_for(pool, divide_up(num_rows, kRowsTogether), [&](std::size_t i) {
@@ -401,24 +399,18 @@ struct Task {
   std::size_t first;  // among all outputs, that of the tensor
 };
 
-ffi::Error multiply(ffi::ThreadPool pool, ffi::AnyBuffer rows,
-                    ffi::AnyBuffer added, ffi::Buffer<ffi::F32> norm_scale,
-                    ffi::RemainingArgs tensors,
-                    ffi::ResultBuffer<ffi::F32> results,
-                    ffi::Result<ffi::AnyBuffer> total, float epsilon,
-                    std::int64_t activation,
-                    ffi::Span<const std::int64_t> kinds,
-                    ffi::Span<const std::int64_t> starts) {
-  const Around around{rows, added, norm_scale, *total, epsilon, activation};
+void multiply(const Call& call) {
+  const Around around(call);
+  const std::int64_t* kinds = call.integers("kinds");
+  const std::int64_t* starts = call.integers("starts");
   const std::size_t num_rows = around.num_rows();
   const std::size_t num_inputs = around.num_inputs();
   std::size_t num_outputs = 0;
   std::vector<Task> tasks;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    auto tensor = tensors.get<ffi::Buffer<ffi::U8>>(i);
-    if (tensor.has_error()) return tensor.error();
-    const Byte* weights = tensor->typed_data() + starts[i];
-    const std::size_t bytes = tensor->element_count() - starts[i];
+  for (std::size_t i = 0; i + around.kWeights < call.num_arguments(); ++i) {
+    const Array tensor = call.argument(around.kWeights + i);
+    const Byte* weights = tensor.data<Byte>() + starts[i];
+    const std::size_t bytes = tensor.size() - starts[i];
     with_format(kinds[i], [&](auto format) {
       using F = decltype(format);
       const std::size_t row_bytes = num_inputs / F::kSize * F::kBytes;
@@ -435,9 +427,9 @@ ffi::Error multiply(ffi::ThreadPool pool, ffi::AnyBuffer rows,
   }
   std::vector<float> room;
   const Rows given =
-      rounded(pool, around.normed(pool, room), num_rows, num_inputs);
-  around.gated(pool, num_outputs, results->typed_data(), [&](float* to) {
-    parallel_for(pool, tasks.size(), [&](std::size_t i) {
+      rounded(call.pool, around.normed(room), num_rows, num_inputs);
+  around.gated(num_outputs, [&](float* to) {
+    parallel_for(call.pool, tasks.size(), [&](std::size_t i) {
       const Task& task = tasks[i];
       with_format(task.kind, [&](auto format) {
         outputs<decltype(format)>(given, task.weights, task.begin, task.end,
@@ -445,24 +437,24 @@ ffi::Error multiply(ffi::ThreadPool pool, ffi::AnyBuffer rows,
       });
     });
   });
-  return ffi::Error::Success();
 }
 
-ffi::Error take(ffi::Buffer<ffi::U8> table, ffi::Buffer<ffi::S32> indices,
-                ffi::ResultBuffer<ffi::F32> results, std::int64_t kind,
-                std::int64_t start) {
-  const std::size_t num_inputs = results->dimensions().back();
-  const Byte* weights = table.typed_data() + start;
-  const std::size_t bytes = table.element_count() - start;
-  float* result = results->typed_data();
-  with_format(kind, [&](auto format) {
+void take(const Call& call) {
+  const Array table = call.argument(0), indices = call.argument(1);
+  const auto start = call.attribute<std::int64_t>("start");
+  const std::size_t num_inputs = call.result(0).last_dim();
+  const Byte* weights = table.data<Byte>() + start;
+  const std::size_t bytes = table.size() - start;
+  const auto* wanted = indices.data<std::int32_t>();
+  float* result = call.result(0).data<float>();
+  with_format(call.attribute<std::int64_t>("kind"), [&](auto format) {
     using F = decltype(format);
     const std::size_t row_bytes = num_inputs / F::kSize * F::kBytes;
     const std::int32_t last = bytes / row_bytes - 1;
     Unpacker<F> unpack{num_inputs};
-    for (std::size_t i = 0; i < indices.element_count(); ++i) {
+    for (std::size_t i = 0; i < indices.size(); ++i) {
       // As XLA does with indices of no row.
-      const auto index = std::clamp(indices.typed_data()[i], 0, last);
+      const auto index = std::clamp(wanted[i], 0, last);
       const Byte* from = weights + index * row_bytes;
       for (std::size_t k = 0; k < num_inputs; k += F::kPart) {
         const auto numbers =
@@ -477,22 +469,11 @@ ffi::Error take(ffi::Buffer<ffi::U8> table, ffi::Buffer<ffi::S32> indices,
       }
     }
   });
-  return ffi::Error::Success();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    gguf_multiply, multiply,
-    bind_results(bind_rows().RemainingArgs())
-        .Attr<ffi::Span<const std::int64_t>>("kinds")
-        .Attr<ffi::Span<const std::int64_t>>("starts"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(gguf_take, take,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::U8>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<std::int64_t>("kind")
-                                  .Attr<std::int64_t>("start"));
+NATIVE_KERNEL(gguf_multiply, multiply)
+NATIVE_KERNEL(gguf_take, take)
 
 }  // namespace native

@@ -5,9 +5,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
+
+#include "call.h"
 
 namespace native {
 
@@ -18,8 +21,8 @@ namespace native {
 // when it waits only for what others have begun. So it never waits for a task
 // that has not started, which may never start where all threads of the pool are
 // such callers.
-template <class Pool, class Work>
-void parallel_for(Pool& pool, std::size_t count, const Work& work) {
+inline void parallel_for(const Pool& pool, std::size_t count,
+                         const std::function<void(std::size_t)>& work) {
   struct alignas(64) Next {  // a line of the cache
     std::atomic<std::size_t> index;
   };
@@ -27,8 +30,7 @@ void parallel_for(Pool& pool, std::size_t count, const Work& work) {
     std::vector<Next> next;  // of each part
     std::atomic<std::size_t> done{0};
   };
-  const std::size_t threads = std::max<std::int64_t>(pool.num_threads(), 1);
-  const std::size_t num_parts = std::min(threads, count);
+  const std::size_t num_parts = std::min(pool.num_threads(), count);
   const auto begin = [=](std::size_t part) { return part * count / num_parts; };
   auto state = std::make_shared<State>();
   state->next = std::vector<Next>(num_parts);
@@ -47,7 +49,7 @@ void parallel_for(Pool& pool, std::size_t count, const Work& work) {
     }
   };
   for (std::size_t own = 1; own < num_parts; ++own) {
-    pool.Schedule([=] { run(own); });
+    pool.schedule([=] { run(own); });
   }
   run(0);
   while (state->done.load(std::memory_order_acquire) < count) {
@@ -59,9 +61,9 @@ void parallel_for(Pool& pool, std::size_t count, const Work& work) {
 constexpr std::size_t kFewOperations = 1 << 16;
 
 // Does the same, on this thread alone where all of it is little work.
-template <class Pool, class Work>
-void parallel_if(Pool& pool, std::size_t num_operations, std::size_t count,
-                 const Work& work) {
+inline void parallel_if(const Pool& pool, std::size_t num_operations,
+                        std::size_t count,
+                        const std::function<void(std::size_t)>& work) {
   if (num_operations >= kFewOperations) return parallel_for(pool, count, work);
   for (std::size_t i = 0; i < count; ++i) work(i);
 }

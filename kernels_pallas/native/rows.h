@@ -3,12 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "call.h"
 #include "parallel.h"
 #include "vectors.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace native {
 
@@ -94,7 +95,7 @@ enum Activation : std::int64_t { kNone, kSilu, kGelu };
 }
 
 // Joins the two parts of outputs f32[N, 2, F].
-inline void gate_rows(xla::ffi::ThreadPool& pool, const float* product,
+inline void gate_rows(const Pool& pool, const float* product,
                       std::size_t num_rows, std::size_t size,
                       std::int64_t activation, float* results) {
   constexpr std::size_t kPart = 64 * kLanes;
@@ -109,77 +110,127 @@ inline void gate_rows(xla::ffi::ThreadPool& pool, const float* product,
               });
 }
 
-// What is around a product.
+// Calls run(T()), T being the type of the numbers of an array.
+template <class Run>
+void with_type(const Array& array, const Run& run) {
+  if (array.type() == XLA_FFI_DataType_F32) return run(float());
+  check_type<BFloat16Bits>(array.type());
+  run(BFloat16Bits());
+}
+
+// What is around a product. Its weights are the arguments from `kWeights` on.
 //
-// Rows to which nothing is added have no norm, and come as they are.
+// Rows to which nothing is added have no norm, and come as they are. A row of
+// zeros, as padding is, gives zeros: no work is done for it.
 struct Around {
-  xla::ffi::AnyBuffer rows, added;  // [N, K]; or no numbers
-  xla::ffi::Buffer<xla::ffi::F32> scale;  // [K]
-  xla::ffi::AnyBuffer total;              // as `added`
-  float epsilon;
-  std::int64_t activation;  // that joins two parts of the outputs
+  static constexpr std::size_t kWeights = 3;
 
-  std::size_t num_rows() const { return rows.dimensions().front(); }
-  std::size_t num_inputs() const { return rows.dimensions().back(); }
+  explicit Around(const Call& call) : pool(call.pool),
+        rows(call.argument(0)),
+        added(call.argument(1)),
+        scale(call.argument(2).data<float>()),
+        results(call.result(0).data<float>()),
+        total(call.result(1)),
+        epsilon(call.attribute<float>("epsilon")),
+        activation(call.attribute<std::int64_t>("activation")) {}
 
-  // Returns the rows that are multiplied, in `room` if they are new.
+  const Pool& pool;
+  const Array rows, added;  // [N, K]; or no numbers
+  const float* const scale;  // [K]
+  float* const results;
+  const Array total;  // as `added`
+  const float epsilon;
+  const std::int64_t activation;  // that joins two parts of the outputs
+
+  // The numbers of the rows that are multiplied, R of the N.
+  const std::vector<std::size_t> worked = find_worked();
+
+  std::size_t num_all() const { return rows.dim(0); }
+  std::size_t num_rows() const { return worked.size(); }
+  std::size_t num_inputs() const { return rows.last_dim(); }
+
+  // Returns the rows [R, K] that are multiplied, in `room` if they are new.
   template <class To>
-  const To* normed(xla::ffi::ThreadPool& pool, std::vector<To>& room) const {
-    if (!added.element_count()) {
-      return static_cast<const To*>(rows.untyped_data());
+  const To* normed(std::vector<To>& room) const {
+    const std::size_t size = num_inputs();
+    if (!added.size()) {
+      const To* given = static_cast<const To*>(rows.bytes());
+      if (leads()) return given;
+      for (std::size_t n : worked) {
+        room.insert(room.end(), given + n * size, given + (n + 1) * size);
+      }
+      return room.data();
     }
-    room.resize(rows.element_count());
-    const auto run = [&](auto type) {
+    room.resize(num_rows() * size);
+    with_type(rows, [&](auto type) {
       using T = decltype(type);
-      parallel_if(
-          pool, rows.element_count(), num_rows(), [&](std::size_t n) {
-            const std::size_t i = n * num_inputs();
-            normalize(static_cast<const T*>(rows.untyped_data()) + i,
-                      static_cast<const T*>(added.untyped_data()) + i,
-                      scale.typed_data(), epsilon, num_inputs(),
-                      static_cast<T*>(total.untyped_data()) + i,
-                      room.data() + i);
-          });
-    };
-    if (rows.element_type() == xla::ffi::F32) {
-      run(float());
-    } else {
-      run(BFloat16Bits());
-    }
+      const T *x = rows.data<T>(), *others = added.data<T>();
+      T* totals = total.data<T>();
+      if (num_rows() < num_all()) std::fill_n(totals, total.size(), T());
+      parallel_if(pool, room.size(), num_rows(), [&](std::size_t r) {
+        const std::size_t i = worked[r] * size;
+        normalize(x + i, others + i, scale, epsilon, size, totals + i,
+                  room.data() + r * size);
+      });
+    });
     return room.data();
   }
 
-  // Calls multiply(to), which writes f32[N, num_outputs].
-  template <class Multiply>
-  void gated(xla::ffi::ThreadPool& pool, std::size_t num_outputs,
-             float* results, const Multiply& multiply) const {
-    if (activation == kNone) return multiply(results);
-    const std::unique_ptr<float[]> product(new float[num_rows() * num_outputs]);
-    multiply(product.get());
-    gate_rows(pool, product.get(), num_rows(), num_outputs / 2, activation,
-              results);
+  // Calls multiply(to), which writes f32[R, num_outputs].
+  void gated(std::size_t num_outputs,
+             const std::function<void(float*)>& multiply) const {
+    const std::size_t size =
+        activation == kNone ? num_outputs : num_outputs / 2;
+    std::unique_ptr<float[]> room;
+    float* to = results;
+    if (!leads()) {
+      room.reset(new float[num_rows() * size]);
+      to = room.get();
+    }
+    if (activation == kNone) {
+      multiply(to);
+    } else {
+      const std::unique_ptr<float[]> product(
+          new float[num_rows() * num_outputs]);
+      multiply(product.get());
+      gate_rows(pool, product.get(), num_rows(), size, activation, to);
+    }
+    if (leads()) {
+      std::fill(results + num_rows() * size, results + num_all() * size, 0.0f);
+      return;
+    }
+    std::fill_n(results, num_all() * size, 0.0f);
+    for (std::size_t r = 0; r < num_rows(); ++r) {
+      std::copy_n(to + r * size, size, results + worked[r] * size);
+    }
+  }
+
+ private:
+  // Returns whether no row of zeros is in front of another one.
+  bool leads() const { return worked.back() + 1 == worked.size(); }
+
+  template <class T>
+  bool has_numbers(const Array& of, std::size_t n) const {
+    if (!of.size()) return false;
+    const T* row = static_cast<const T*>(of.bytes()) + n * num_inputs();
+    // All but the sign.
+    return std::any_of(row, row + num_inputs(),
+                       [](T bits) { return T(bits << 1) != 0; });
+  }
+
+  std::vector<std::size_t> find_worked() const {
+    const bool is_wide = rows.type() == XLA_FFI_DataType_F32;
+    const auto has = [&](const Array& of, std::size_t n) {
+      return is_wide ? has_numbers<std::uint32_t>(of, n)
+                     : has_numbers<std::uint16_t>(of, n);
+    };
+    std::vector<std::size_t> found;
+    for (std::size_t n = 0; n < num_all(); ++n) {
+      if (has(rows, n) || has(added, n)) found.push_back(n);
+    }
+    if (found.empty()) found.push_back(0);  // so that there is one
+    return found;
   }
 };
-
-// Binds the rows of a product; its weights are the arguments after them.
-inline auto bind_rows() {
-  namespace ffi = xla::ffi;
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()          // rows
-      .Arg<ffi::AnyBuffer>()          // added
-      .Arg<ffi::Buffer<ffi::F32>>();  // scale
-}
-
-// Binds what follows the weights.
-template <class Binding>
-auto bind_results(Binding binding) {
-  namespace ffi = xla::ffi;
-  return std::move(binding)
-      .template Ret<ffi::Buffer<ffi::F32>>()
-      .template Ret<ffi::AnyBuffer>()  // total
-      .template Attr<float>("epsilon")
-      .template Attr<std::int64_t>("activation");
-}
 
 }  // namespace native

@@ -195,6 +195,7 @@ def run_layers(
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
   images: tuple[jax.Array, jax.Array] | None = None,
+  is_real: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Runs the model over tokens; what they attend to is up to `attend_fn`.
 
@@ -214,6 +215,8 @@ def run_layers(
     feature_layers: indices of layers whose outputs are features.
     images: embeddings [B, T, D], and bool[B, T] which tokens have these in the
       place of their own; None if none has.
+    is_real: bool[B, T] tokens that are no padding. The others are zeros, for
+      which kernels of CPUs do no work; None does it for all.
 
   Returns:
     Hidden states [B, T, D] before the final norm (after it with
@@ -228,6 +231,8 @@ def run_layers(
   if config.irope:
     factors = layers.query_factors(positions, config.irope)
   x = _embed(params, config, token_ids, images)
+  if is_real is not None:
+    x = jnp.where(is_real[..., None], x, 0)
   if config.recurrent:
     return recurrent.step(params, config, x, features_before), None
   inputs = [None] * config.num_layers

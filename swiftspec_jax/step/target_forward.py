@@ -119,6 +119,7 @@ def forward(
   cache: Cache,
   features_before: jax.Array | None = None,
   images: tuple[jax.Array, jax.Array] | None = None,
+  is_real: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache]:
   """Runs the model over tokens and writes what the cache keeps of them.
 
@@ -132,11 +133,14 @@ def forward(
       `decoder.run_layers`.
     images: embeddings [N, D] and bool[N], where prompts have images; same as in
       `decoder.run_layers`.
+    is_real: bool[N] tokens that are no padding, if it is known.
 
   Returns:
     Hidden states [N, D] before the final norm, and the cache.
   """
-  seen_by = _visibility(config, batch)
+  if not attention.is_native(config, cache.sharding.mesh):
+    is_real = None  # only those kernels leave out padding
+  seen_by = _visibility(config, batch, is_real)
   options = {
     'scale': decoder.query_scale(config),
     'implementation': config.kernels,
@@ -159,7 +163,7 @@ def forward(
       window=window,
       **options,
     )
-    return batch.of_blocks(attended)[None]
+    return without_padding(batch.of_blocks(attended))[None]
 
   def attend_from_heads(heads_and_angles, pair, sinks, *, kind):
     seen, window = seen_by(kind)
@@ -173,7 +177,14 @@ def forward(
       window=window,
       **options,
     )
-    return attended[None], written
+    return without_padding(attended)[None], written
+
+  def without_padding(attended):
+    # It has the place of a real token in the blocks.
+    if is_real is None or batch.block_places is None:
+      return attended
+    mask = is_real.reshape(-1, *[1] * (attended.ndim - 1))
+    return jnp.where(mask, attended, 0)
 
   attend_fn, heads_fn = attention.over_layers(
     params,
@@ -184,8 +195,8 @@ def forward(
     attend=attend,
     attend_from_heads=attend_from_heads,
   )
-  features_before, images = jax.tree.map(
-    lambda array: array[None], (features_before, images)
+  features_before, images, is_real = jax.tree.map(
+    lambda array: array[None], (features_before, images, is_real)
   )
   is_fused = _is_fused(config, batch, cache.sharding.mesh)
   hidden, features = decoder.run_layers(
@@ -199,6 +210,7 @@ def forward(
     features_before=features_before,
     feature_layers=cache.feature_layers,
     images=images,
+    is_real=is_real,
   )
   cache = cache.replace(**all_layers.of_pairs(kept))
   if features is not None:
@@ -212,7 +224,7 @@ def _kind(config, i):
   return config.is_sliding(i), is_causal
 
 
-def _visibility(config, batch):
+def _visibility(config, batch, is_real):
   """Returns a function of a `_kind`: `seen` of `_attend`, and the window."""
   positions = batch.in_blocks(batch.positions)
   ends = layers.window_ends(positions, config)
@@ -233,6 +245,8 @@ def _visibility(config, batch):
       seen_from, window = jnp.ones_like(positions), 1
     if is_causal and mask is not None:
       mask &= jnp.tri(mask.shape[1], dtype=bool)[None]
+    if is_real is not None and batch.block_pages is None:
+      seen_from = jnp.where(batch.in_blocks(is_real), seen_from, -1)
     return (positions[:, 0], mask, seen_from), window
 
   return seen_by

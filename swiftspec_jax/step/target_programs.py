@@ -113,7 +113,13 @@ def query_logits(
   if images is not None:
     found = images.of_tokens(step.slots, step.batch.positions)
   hidden, cache = target_forward.forward(
-    params, config, step.token_ids, step.batch, cache, images=found
+    params,
+    config,
+    step.token_ids,
+    step.batch,
+    cache,
+    images=found,
+    is_real=step.slots < len(rows.lengths),
   )
   token_ids = step.token_ids
   if num_queries < flat.num_tokens:
