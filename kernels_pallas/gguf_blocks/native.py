@@ -7,7 +7,7 @@ Legend: N rows, K inputs, M outputs.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,31 @@ KINDS = {
   'Q5_K': Kind(13, 256, 176),
   'Q6_K': Kind(14, 256, 210),
 }
+
+
+_checked: list[frozenset[str]] = []  # formats of the libraries that are there
+
+
+def check(kinds: Collection[str]) -> None:
+  """Loads the kernels for tensors of some kinds; others take longer to compile.
+
+  Raises:
+    NotImplementedError: there is no native library, with the remedy.
+  """
+  library.check(_library(kinds))
+  _checked.append(frozenset(kinds))
+
+
+def _library(kinds: Collection[str]) -> str:
+  """Returns the library of a model with these kinds."""
+  numbers = sorted(KINDS[kind].number for kind in kinds)
+  return '-'.join(['gguf_blocks', *map(str, numbers)])
+
+
+def _library_for(kinds: Collection[str]) -> str:
+  """Returns the smallest library that is there; that of all if none is."""
+  fitting = [x for x in _checked if x.issuperset(kinds)]
+  return _library(min(fitting, key=len, default=()))
 
 
 def multiply(
@@ -99,6 +124,7 @@ def multiply(
     *tensors,
     epsilon=epsilon,
     activation=activation,
+    name=_library_for(kinds),
     kinds=np.array([KINDS[kind].number for kind in kinds], np.int64),
     starts=np.array(starts, np.int64),
   )
@@ -114,6 +140,7 @@ def take_rows(
     jax.ShapeDtypeStruct((*indices.shape, num_inputs), jnp.float32),
     tensor,
     indices,
+    name=_library_for([kind]),
     kind=np.int64(KINDS[kind].number),
     start=np.int64(start),
   )

@@ -384,19 +384,36 @@ struct Q6_K {
   }
 };
 
-// Calls work with the format of a number, those of ggml_type.
+// Numbers of the formats, those of ggml_type, that the library is compiled for.
+#if !defined(NATIVE_KINDS)
+#define NATIVE_KINDS 2, 3, 6, 7, 8, 12, 13, 14
+#endif
+
+constexpr bool is_wanted(std::int64_t number) {
+  for (std::int64_t kind : {NATIVE_KINDS}) {
+    if (kind == number) return true;
+  }
+  return false;
+}
+
+template <class Format, std::int64_t kNumber, class Work>
+void work_if(std::int64_t number, const Work& work) {
+  if constexpr (is_wanted(kNumber)) {
+    if (number == kNumber) work(Format());
+  }
+}
+
+// Calls work with the format of a number.
 template <class Work>
 void with_format(std::int64_t number, const Work& work) {
-  switch (number) {
-    case 2: return work(Small<false, true>());
-    case 3: return work(Small<false, false>());
-    case 6: return work(Small<true, true>());
-    case 7: return work(Small<true, false>());
-    case 8: return work(Q8_0());
-    case 12: return work(Large<false>());
-    case 13: return work(Large<true>());
-    case 14: return work(Q6_K());
-  }
+  work_if<Small<false, true>, 2>(number, work);
+  work_if<Small<false, false>, 3>(number, work);
+  work_if<Small<true, true>, 6>(number, work);
+  work_if<Small<true, false>, 7>(number, work);
+  work_if<Q8_0, 8>(number, work);
+  work_if<Large<false>, 12>(number, work);
+  work_if<Large<true>, 13>(number, work);
+  work_if<Q6_K, 14>(number, work);
 }
 
 }  // namespace native

@@ -3,8 +3,11 @@
 `$CXX`, by default `c++`, compiles one for this very CPU when a kernel of it is
 first wanted. It is kept in the cache folder. Its name has the hash of all that
 it is made of: sources, flags, CPU and jaxlib.
+
+What is called NAME-3-8 is the library NAME with no formats but 3 and 8.
 """
 
+import collections
 import ctypes
 import functools
 import hashlib
@@ -43,13 +46,14 @@ _FLAGS = ('-O2', '-std=c++17', '-ffp-contract=off', '-fPIC', '-pthread')
 _HERE = pathlib.Path(__file__).parent
 _SECONDS = 300
 _INTEL = ('x86_64', 'AMD64')
-_locks = {name: threading.Lock() for name in HANDLERS}
+_locks = collections.defaultdict[str, threading.Lock](threading.Lock)
 
 
 def call(
   handler: str,
   results: Any,
   *arrays: jax.Array,
+  name: str | None = None,
   in_place: dict[int, int] | None = None,
   **attributes: Any,
 ) -> Any:
@@ -59,6 +63,7 @@ def call(
     handler: name of the function.
     results: jax.ShapeDtypeStruct of each result.
     *arrays: arguments.
+    name: name of its library, if that has not all formats.
     in_place: number of the result that takes the memory of an argument, by the
       number of the argument.
     **attributes: what the function has beside them, in NumPy's types.
@@ -66,7 +71,8 @@ def call(
   Raises:
     NotImplementedError: there is no library, see `check`.
   """
-  name = next(name for name in HANDLERS if handler in HANDLERS[name])
+  if name is None:
+    name = next(name for name in HANDLERS if handler in HANDLERS[name])
   check(name)
   target = jax.ffi.ffi_call(
     _target(name, handler), results, input_output_aliases=in_place
@@ -75,7 +81,7 @@ def call(
 
 
 def check(name: str) -> None:
-  """Loads a library, one of `HANDLERS`.
+  """Loads a library, one of `HANDLERS`, with all formats or some.
 
   Raises:
     NotImplementedError: it cannot be compiled, with the reason and the remedy.
@@ -110,8 +116,8 @@ def prepare(name: str) -> None:
 @functools.cache
 def digest(name: str | None = None) -> str:
   """Returns the hash of what a library is made of, or all of them are."""
-  parts = [str(_command()), jaxlib.__version__, _cpu()]
-  pattern = f'{name}.cc' if name else '*.cc'
+  parts = [str(_command(name or '')), jaxlib.__version__, _cpu()]
+  pattern = f'{_split(name)[0]}.cc' if name else '*.cc'
   parts += [path.read_text() for path in sorted(_HERE.glob('*.h'))]
   parts += [path.read_text() for path in sorted(_HERE.glob(pattern))]
   return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:16]
@@ -129,7 +135,7 @@ def _problem(name: str) -> str | None:
   except _CompileError as error:
     reason = str(error)
   else:
-    for handler in HANDLERS[name]:
+    for handler in HANDLERS[_split(name)[0]]:
       jax.ffi.register_ffi_target(
         _target(name, handler),
         jax.ffi.pycapsule(getattr(loaded, handler)),
@@ -146,7 +152,8 @@ class _CompileError(Exception):
 
 def _compile(name: str) -> None:
   """Compiles a library into the cache folder."""
-  compiler, *flags = _command()
+  source, _ = _split(name)
+  compiler, *flags = _command(name)
   if shutil.which(compiler) is None:
     raise _CompileError(f'there is no C++ compiler {compiler!r}; {REMEDY}')
   path = _path(name)
@@ -155,11 +162,13 @@ def _compile(name: str) -> None:
     if path.exists():  # another process has compiled it meanwhile
       return
     logging.warning(
-      'Compiling the kernels of %s for this CPU with %s, once.', name, compiler
+      'Compiling the kernels of %s for this CPU with %s, once.',
+      source,
+      compiler,
     )
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
       partial = pathlib.Path(directory, 'partial.so')
-      _run(compiler, *flags, '-shared', _HERE / f'{name}.cc', '-o', partial)
+      _run(compiler, *flags, '-shared', _HERE / f'{source}.cc', '-o', partial)
       os.replace(partial, path)
 
 
@@ -189,9 +198,16 @@ def _run(compiler: str, *arguments: str | os.PathLike) -> None:
     )
 
 
-def _command() -> list[str]:
+def _split(name: str) -> tuple[str, list[str]]:
+  """Returns the source of a library, and its formats; none stand for all."""
+  source, *formats = name.split('-')
+  return source, formats
+
+
+def _command(name: str) -> list[str]:
   """Returns the compiler and its flags."""
   is_intel = platform.machine() in _INTEL
+  _, formats = _split(name)
   return [
     os.environ.get('CXX', 'c++'),
     *_FLAGS,
@@ -199,6 +215,7 @@ def _command() -> list[str]:
     f'-I{_HERE}',
     '-isystem',
     jax.ffi.include_dir(),
+    *([f'-DNATIVE_KINDS={",".join(formats)}'] if formats else []),
   ]
 
 

@@ -30,7 +30,8 @@ class Source:
       processes must have a part in it.
     end_token_ids: end tokens of sources that are sometimes left over from
       another vocabulary.
-    has_blocks: whether 'stored' is a dtype that its weights can have.
+    block_kinds: kinds of the blocks that its weights are in, those of
+      `gguf_blocks.native.KINDS`; None where weights cannot be 'stored'.
   """
 
   config: ModelConfig
@@ -38,7 +39,7 @@ class Source:
   read_params: Callable[[ModelConfig, families.Place], params_lib.Params]
   reads_target: bool = False
   end_token_ids: tuple[int, ...] = ()
-  has_blocks: bool = False
+  block_kinds: frozenset[str] | None = None
 
 
 class Format(NamedTuple):
@@ -72,7 +73,7 @@ def _open_gguf(path: pathlib.Path, _: Model | None) -> Source:
     config=file.config(),
     read_tokenizer=read_tokenizer,
     read_params=file.read_params,
-    has_blocks=file.has_blocks,
+    block_kinds=file.block_kinds,
   )
 
 

@@ -153,10 +153,11 @@ class GGUFFile:
     return llama3, max_context
 
   @property
-  def has_blocks(self) -> bool:
-    """Whether the native kernels multiply all matrices and tables."""
+  def block_kinds(self) -> frozenset[str] | None:
+    """Kinds of all matrices and tables; None if kernels cannot multiply one."""
     matrices = (x for x in self._tensors.values() if len(x.shape) > 1)
-    return all(x.kind.name in native.KINDS for x in matrices)
+    kinds = frozenset(x.kind.name for x in matrices)
+    return kinds if kinds.issubset(native.KINDS) else None
 
   def read_params(self, config: ModelConfig, place: families.Place) -> Params:
     """Returns the parameters as `place` puts them, dequantized or in blocks.

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from kernels_pallas import dispatch, tuning
+from kernels_pallas.gguf_blocks import native as gguf_native
 from kernels_pallas.native import library
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors, sharding
@@ -184,10 +185,6 @@ def _check_stored(kernels: str, mesh: Mesh, platform: str) -> None:
       "devices=jax.devices('cpu')[:1] and kernels='auto', or another "
       'weight_dtype'
     )
-  try:
-    library.check('gguf_blocks')
-  except NotImplementedError as error:
-    raise errors.UserError(f"weight_dtype='stored': {error}") from error
 
 
 def _for_native_kernels(
@@ -195,16 +192,22 @@ def _for_native_kernels(
   weight_dtype: str | None,
   dtype: jax.typing.DTypeLike | None,
 ) -> str | None:
-  """Returns the `weight_dtype` on one CPU; its library is being compiled."""
-  is_asked_for = weight_dtype is not None or dtype is not None
-  has_kernels = source.has_blocks and attention.suits_native(source.config)
-  if has_kernels and not is_asked_for:
+  """Returns the `weight_dtype` on one CPU; its library is being compiled.
+
+  Raises:
+    UserError: weights shall be multiplied as stored, and there is no library.
+  """
+  is_stored = weight_dtype == config_lib.STORED
+  suits = weight_dtype is None and attention.suits_native(source.config)
+  if source.block_kinds and (is_stored or (suits and dtype is None)):
     try:
-      library.check('gguf_blocks')
-    except NotImplementedError:  # the library has said why
-      return None
+      gguf_native.check(source.block_kinds)
+    except NotImplementedError as error:
+      if is_stored:
+        raise errors.UserError(f"weight_dtype='stored': {error}") from error
+      return None  # the library has said why
     return config_lib.STORED
-  if weight_dtype != config_lib.STORED:
+  if not is_stored:
     library.prepare('few_rows')
   return weight_dtype
 
