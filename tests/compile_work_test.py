@@ -17,6 +17,7 @@ from swiftspec_jax import profiling, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.cli.flags import engine_flags
 from swiftspec_jax.config import ModelConfig, TreeConfig
+from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 
 absl_flags.FLAGS.mark_as_parsed()
@@ -30,7 +31,7 @@ CONFIG = ModelConfig(
   num_kv_heads=2,
   head_dim=16,
   ffw_dim=72,
-  max_context=128,
+  max_context=1024,
   tie_embeddings=True,
 )
 # With a text of 8 tokens and 20 more, in a process that has compiled nothing:
@@ -74,6 +75,9 @@ def test_a_layer_is_six_native_calls_and_little_else(num_tokens):
 def test_a_server_has_few_programs():
   sizes = engine_flags.sizes()
   assert len([*sizes.all_plain(), *sizes.all_mixed()]) <= 44
+  # Those of one CPU leave out padding, so a few are enough.
+  engine = Engine(model_of(1), ss.PromptLookup(), sizes=sizes)
+  assert engine.programs.num_programs <= 12
 
 
 @pytest.mark.parametrize('mode', MOST_PROGRAMS)

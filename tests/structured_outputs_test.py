@@ -321,7 +321,7 @@ def test_nothing_is_compiled_after_warm_up():
   decoder = ss.Decoder(TARGET, ss.GrammarDraft())
   decoder.warmup(300, request.sampling)
   engine = engine_cases.make_engine(ss.GrammarDraft(), RandomLengths())
-  engine.programs.compile_all()
+  engine.programs.compile_all(has_grammar=True)
   with profiling.count_compilations() as compilations:
     run(decoder, [request])
     serve(engine, mixed_requests(4), seed=0)

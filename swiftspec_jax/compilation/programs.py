@@ -8,6 +8,9 @@ compilation, but those of the first sampled requests.
 
 Drafts wait until all programs are there that a step with drafts could need, as
 a policy compares the times of these very programs.
+
+Kernels of one CPU do no work for padding. There a few programs stand in for all
+others for good.
 """
 
 import copy
@@ -16,12 +19,14 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
+from itertools import pairwise
 
 import tqdm
 
 from swiftspec_jax import hosts, policies
 from swiftspec_jax.compilation import warm_up
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter
+from swiftspec_jax.models import attention
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.slot_sampling import SamplingLevel
@@ -33,9 +38,16 @@ _NUM_THREADS = 2  # as XLA compiles a program for CPUs in one
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-  """What the target or the drafter runs for some sizes."""
+  """What the target or the drafter runs for some sizes.
+
+  Attributes:
+    flat: the sizes.
+    least_rows: padded rows of the smallest step that takes it.
+    is_draft: whether the drafter runs it.
+  """
 
   flat: StepSizes
+  least_rows: int
   is_draft: bool = False
 
 
@@ -70,7 +82,11 @@ class Programs:
     self._target = target.compiling()
     self._drafters = [drafter.compiling() for drafter in drafters]
     has_programs = any(drafter.has_programs for drafter in drafters)
-    self._programs, self._num_first = _in_order(sizes, has_programs)
+    model = target.model
+    self._has_few = attention.is_native(model.config, model.mesh)
+    self._programs, self._num_first = _in_order(
+      sizes, has_few=self._has_few, has_drafts=has_programs
+    )
     self.num_programs = len(self._programs)
     self.num_compiled = 0
     self.is_warming_up = False
@@ -104,7 +120,6 @@ class Programs:
       has_grammar: whether their outputs may follow grammars.
       show_progress: label of a bar on standard error, None for no bar.
     """
-    steps = [x.flat for x in self._programs if not x.is_draft]
     drafts = [x.flat for x in self._programs if x.is_draft]
     self._target.warm_up()
     pool = futures.ThreadPoolExecutor(_NUM_THREADS)
@@ -112,7 +127,7 @@ class Programs:
       jobs = [pool.submit(lambda: [*map(self._warm_up_drafters, drafts)])]
       jobs += [
         pool.submit(self._compile_step, flat, levels, has_grammar=has_grammar)
-        for flat in steps
+        for flat in self.steps()
       ]
       for job in tqdm.tqdm(
         futures.as_completed(jobs),
@@ -171,12 +186,17 @@ class Programs:
     """
     if self.error is not None:
       raise self.error
-    if self._num_ready is None:
+    if self._num_ready is None and not self._has_few:
       return flat
     ready = self._programs[: self._num_ready]
     return min(
       (p.flat for p in ready if not p.is_draft and _covers(p.flat, flat)),
-      key=lambda found: (found.num_tokens, found.context, found.num_rows),
+      key=lambda found: (
+        found.num_tokens,
+        found.context,
+        found.num_rows,
+        found.block_size,
+      ),
     )
 
   def can_draft(self, view: policies.StepView) -> bool:
@@ -189,9 +209,13 @@ class Programs:
     context = self._sizes.context_of(min(longest, config.max_context))
     num_rows = config.buckets.pad_rows(view.num_rows)
     return not any(
-      program.flat.num_rows <= num_rows and program.flat.context <= context
+      program.least_rows <= num_rows and program.flat.context <= context
       for program in self._programs[self._num_ready :]
     )
+
+  def steps(self) -> list[StepSizes]:
+    """Returns the sizes of the target's programs."""
+    return [x.flat for x in self._programs if not x.is_draft]
 
   def _compile_rest(self) -> None:
     try:
@@ -253,34 +277,80 @@ class Programs:
         run(level, has_grammar=True)
 
 
+def _all(sizes: ProgramSizes) -> tuple[list[_Program], list[_Program]]:
+  """Returns plain and other programs, one for each of the declared sizes."""
+  plain, mixed = sizes.all_plain(), sizes.all_mixed()
+  return (
+    [_Program(flat, least_rows=flat.num_rows) for flat in plain],
+    [_Program(flat, least_rows=flat.num_rows) for flat in mixed],
+  )
+
+
+def _few(sizes: ProgramSizes) -> tuple[list[_Program], list[_Program]]:
+  """Returns plain and other programs that steps of all sizes fit into.
+
+  Padding takes a little time: 2 rows in a plain step of 8 take 6 % more, one in
+  a step of 64 twice as much.
+  """
+  rows = sizes.scheduler.buckets.rows
+  kept = [rows[0]]
+  for size in rows[1:]:
+    if size == rows[-1] or size >= 8 * kept[-1]:
+      kept.append(size)
+  least_rows = {size: fewer + 1 for fewer, size in pairwise((0, *kept))}
+  # Those with most rows are the last ones.
+  mixed = {(x.num_tokens, x.context): x for x in sizes.all_mixed()}
+  drafted = [x.num_tokens for x in mixed.values() if x.has_draft_blocks]
+  return (
+    [
+      _Program(flat, least_rows=least_rows[flat.num_rows])
+      for flat in sizes.all_plain()
+      if flat.num_rows in least_rows
+    ],
+    [
+      _Program(mixed[key], least_rows=1)
+      for key in sorted(mixed)
+      if not drafted or key[0] >= max(drafted)
+    ],
+  )
+
+
 def _in_order(
-  sizes: ProgramSizes, has_drafts: bool
+  sizes: ProgramSizes, *, has_few: bool, has_drafts: bool
 ) -> tuple[list[_Program], int]:
   """Returns all programs, the most useful ones first.
+
+  Args:
+    sizes: declared.
+    has_few: whether a few programs of the target are enough.
+    has_drafts: whether drafters have programs, too.
 
   Returns:
     The programs, and how many of them the first requests need: every step fits
     into one of these.
   """
-  plain, mixed = list(sizes.all_plain()), list(sizes.all_mixed())
-  first = mixed[-1:]
-  if not (mixed and _covers(mixed[-1], plain[-1])):
+  plain, mixed = _few(sizes) if has_few else _all(sizes)
+  first = [*mixed[-1:]]
+  if not (mixed and _covers(mixed[-1].flat, plain[-1].flat)):
     first.append(plain[-1])
   # A stand-in for the step of one row that decodes would be much too slow.
   first.append(plain[0])
-  programs = [_Program(flat) for flat in (*first, plain[-1])]
+  drafts = [
+    _Program(flat, least_rows=flat.num_rows, is_draft=True)
+    for flat in sizes.all_mixed()
+    if has_drafts and flat.block_size > 1
+  ]
   # Then few rows with short contexts; plain steps have the fewest tokens.
-  for flat in sorted(
-    plain + mixed,
-    key=lambda flat: (
-      flat.num_rows * flat.context,
-      flat.num_rows,
-      flat.num_tokens,
+  rest = sorted(
+    [*plain, *mixed, *drafts],
+    key=lambda x: (
+      x.least_rows * x.flat.context,
+      x.least_rows,
+      x.flat.num_tokens,
+      x.is_draft,
     ),
-  ):
-    programs.append(_Program(flat))
-    if has_drafts and flat.block_size > 1:
-      programs.append(_Program(flat, is_draft=True))
+  )
+  programs = [*first, plain[-1], *rest]
   return list(dict.fromkeys(programs)), len(set(first))
 
 

@@ -339,7 +339,7 @@ class Engine(Frontend):
     self.programs.compile_all(
       [level], has_grammar=has_grammar, show_progress=show_progress
     )
-    for flat in (*self.sizes.all_plain(), *self.sizes.all_mixed()):
+    for flat in self.programs.steps():
       if self.sizes.is_for_prompts(flat):
         continue
       for length in buckets.text_lengths(flat.context):
@@ -384,6 +384,7 @@ class Engine(Frontend):
     """
     self._forget_pages()
     step = warm_up.made_up_step(flat, num_positions)
+    flat = self.programs.fit(flat)
     return warm_up.run_step(self.sizes, self._target, flat, step)
 
   def _forget_pages(self) -> None:

@@ -37,6 +37,7 @@ class PlacedStep:
   slots: jax.Array  # i32[N]; B for padding
   token_ids: jax.Array  # i32[N] that are fed
   query_index: jax.Array  # i32[M]
+  is_query: jax.Array  # bool[M]: False for padding
   queries: verify.Queries
   # i32[B, T] places of nodes before they are moved: `RaggedBatch.places`, or
   # positions where slots have rows. None without trees.
@@ -146,7 +147,9 @@ def place(
   num_slots, positions = len(rows.lengths), batch.positions
   slots = jnp.where(tokens.is_real, fed.slots[tokens.rows], num_slots)
   num_nodes = 1 if flat.block_size == 1 else drafted.shape[1] + 1
-  query_index, index = _asked(fed, first, flat, num_queries, num_nodes)
+  query_index, is_query, index = _asked(
+    fed, tokens, first, flat, num_queries, num_nodes
+  )
   by_slot = _by_slot(fed.slots, num_slots, has_rows=pages is None)
   index = by_slot(index)
   # The last token comes from the target.
@@ -162,6 +165,7 @@ def place(
     slots=slots,
     token_ids=token_ids,
     query_index=query_index,
+    is_query=is_query,
     queries=verify.Queries(
       slots=slots[query_index],
       positions=batch.positions[query_index][:, None] + 1,
@@ -201,23 +205,28 @@ def _nodes(fed, tokens):
   return tokens.index - (fed.counts - 1 - fed.lengths)[tokens.rows]
 
 
-def _asked(fed, first, flat, num_queries, num_nodes):
-  """Returns i32[M] queries among the tokens, and i32[R, T] those of each row.
+def _asked(fed, tokens, first, flat, num_queries, num_nodes):
+  """Returns the queries.
 
-  A row that emits asks after its last known token and its draft. Rows begin
-  at the tokens `first` i32[R].
+  These are i32[M] places among the tokens, bool[M] whether there is such a
+  query, and i32[R, T] the queries of each row. A row that emits asks after its
+  last known token and its draft. Rows begin at the tokens `first` i32[R].
   """
   counts = jnp.where(fed.is_sampled > 0, fed.lengths + 1, 0)
   begin = first + fed.counts - counts
   nodes = jnp.arange(num_nodes)[None]
   if num_queries == flat.num_tokens:  # room for all
     own = jnp.where(nodes < counts[:, None], begin[:, None] + nodes, 0)
-    return jnp.arange(num_queries), own
+    is_query = tokens.is_real & (
+      tokens.index >= (fed.counts - counts)[tokens.rows]
+    )
+    return jnp.arange(num_queries), is_query, own
   asked = ragged_batch.unfold(counts, num_queries)
   index = begin[asked.rows] + asked.index
   own = (jnp.cumsum(counts) - counts)[:, None] + nodes
   return (
     jnp.where(asked.is_real, index, 0),
+    asked.is_real,
     jnp.where(nodes < counts[:, None], own, 0),
   )
 

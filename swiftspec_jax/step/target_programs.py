@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from swiftspec_jax import types
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import attention
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import (
@@ -112,6 +113,7 @@ def query_logits(
   found = None
   if images is not None:
     found = images.of_tokens(step.slots, step.batch.positions)
+  leaves_out = attention.is_native(config, cache.sharding.mesh)
   hidden, cache = target_forward.forward(
     params,
     config,
@@ -119,11 +121,13 @@ def query_logits(
     step.batch,
     cache,
     images=found,
-    is_real=step.slots < len(rows.lengths),
+    is_real=step.slots < len(rows.lengths) if leaves_out else None,
   )
   token_ids = step.token_ids
   if num_queries < flat.num_tokens:
     hidden, token_ids = hidden[step.query_index], token_ids[step.query_index]
+  if leaves_out:
+    hidden = jnp.where(step.is_query[:, None], hidden, 0)
   logits = target_forward.logits_of(params, config, hidden)
   return cache, logits, token_ids, step.queries, step.node_places
 
