@@ -48,7 +48,7 @@ KINDS = {
 }
 
 
-_checked: list[frozenset[str]] = []  # formats of the libraries that are there
+_libraries: dict[frozenset[str], str] = {}  # names of those that are there
 
 
 def check(kinds: Collection[str]) -> None:
@@ -57,20 +57,16 @@ def check(kinds: Collection[str]) -> None:
   Raises:
     NotImplementedError: there is no native library, with the remedy.
   """
-  library.check(_library(kinds))
-  _checked.append(frozenset(kinds))
-
-
-def _library(kinds: Collection[str]) -> str:
-  """Returns the library of a model with these kinds."""
   numbers = sorted(KINDS[kind].number for kind in kinds)
-  return '-'.join(['gguf_blocks', *map(str, numbers)])
+  name = '-'.join(['gguf_blocks', *map(str, numbers)])
+  library.check(name)
+  _libraries[frozenset(kinds)] = name
 
 
-def _library_for(kinds: Collection[str]) -> str:
-  """Returns the smallest library that is there; that of all if none is."""
-  fitting = [x for x in _checked if x.issuperset(kinds)]
-  return _library(min(fitting, key=len, default=()))
+def _library_for(kinds: Collection[str]) -> str | None:
+  """Returns the smallest library that is there; None stands for all formats."""
+  fitting = [x for x in _libraries if x.issuperset(kinds)]
+  return _libraries[min(fitting, key=len)] if fitting else None
 
 
 def multiply(

@@ -156,9 +156,10 @@ void round_block(const float* from, std::size_t i, Numbers<kSmall>& to) {
   }
   for (std::size_t group = 0; group < 2; ++group) {
     const std::int32_t* first = integers + group * kGroup;
+    // Without a sign: of what is no number there are integers that overflow.
+    const std::uint32_t sum = std::accumulate(first, first + kGroup, 0u);
     to.scales[2 * i + group] = scale;
-    to.offsets[2 * i + group] =
-        scale * std::accumulate(first, first + kGroup, 0);
+    to.offsets[2 * i + group] = scale * static_cast<std::int32_t>(sum);
   }
 }
 
