@@ -361,4 +361,5 @@ def _covers(flat: StepSizes, other: StepSizes) -> bool:
     and flat.num_tokens >= other.num_tokens
     and flat.context >= other.context
     and flat.block_size >= other.block_size
+    and flat.has_drafts >= other.has_drafts
   )

@@ -178,6 +178,7 @@ class ProgramSizes:
       num_tokens=padded_rows,
       block_size=1,
       context=self.context_of(num_positions),
+      has_drafts=False,
     )
 
   def mixed(
@@ -185,12 +186,16 @@ class ProgramSizes:
   ) -> StepSizes:
     """Returns the sizes for rows that feed any number of tokens."""
     padded_tokens = max(padded_tokens, self.least_tokens)
+    is_for_drafts = self._is_for_drafts(padded_tokens)
+    # A single slot with a row does not decode while it is being filled.
+    is_alone = self.has_rows and self.scheduler.buckets.max_rows == 1
     return StepSizes(
       num_rows=padded_rows,
       num_tokens=padded_tokens,
       block_size=self.block_size(padded_tokens),
       context=self.context_of(num_positions),
-      has_draft_blocks=self._is_for_drafts(padded_tokens),
+      has_draft_blocks=is_for_drafts,
+      has_drafts=is_for_drafts or not is_alone,
     )
 
   def num_logits(self, sizes: StepSizes) -> int:
@@ -198,6 +203,8 @@ class ProgramSizes:
 
     These are declared sizes, too, so that there are few different verdicts.
     """
+    if not sizes.has_drafts:
+      return sizes.num_rows
     buckets = self.scheduler.buckets
     most = sizes.num_rows * (buckets.max_length + 1)
     if most >= sizes.num_tokens:

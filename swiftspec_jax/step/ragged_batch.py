@@ -33,6 +33,8 @@ class StepSizes:
     context: tokens under the attention, a multiple of the page size.
     has_draft_blocks: whether each block is of a slot that feeds its last known
       token and its draft.
+    has_drafts: whether any row may feed a draft. Without one it asks for the
+      logits of a single token.
   """
 
   num_rows: int
@@ -40,6 +42,7 @@ class StepSizes:
   block_size: int
   context: int
   has_draft_blocks: bool = False
+  has_drafts: bool = True
 
   @property
   def num_blocks(self) -> int:

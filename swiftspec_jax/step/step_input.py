@@ -111,7 +111,7 @@ def without_drafts(packed: jax.Array) -> jax.Array:
 def place(
   packed: jax.Array,
   rows: Rows,
-  drafted: jax.Array,
+  drafted: jax.Array | None,
   trees: SlotTrees | None,
   cache: Cache,
   *,
@@ -123,7 +123,7 @@ def place(
   Args:
     packed: i32[R, 5 + C] result of `pack`.
     rows: texts of the slots.
-    drafted: i32[B, K].
+    drafted: i32[B, K]; None in steps without drafts.
     trees: trees of the drafts; None where they are chains, or none.
     cache: cache that the step writes.
     flat: same as in `pack`; static.
@@ -146,7 +146,7 @@ def place(
     batch = batch.replace(places=_places(batch, tokens, pages, ends, cache))
   num_slots, positions = len(rows.lengths), batch.positions
   slots = jnp.where(tokens.is_real, fed.slots[tokens.rows], num_slots)
-  num_nodes = 1 if flat.block_size == 1 else drafted.shape[1] + 1
+  num_nodes = 1 if drafted is None else drafted.shape[1] + 1
   query_index, is_query, index = _asked(
     fed, tokens, first, flat, num_queries, num_nodes
   )
@@ -191,7 +191,7 @@ def _by_slot(slots, num_slots, *, has_rows):
 def _token_ids(fed, tokens, slots, positions, rows, drafted):
   """Returns i32[N] known tokens, and draft tokens after them."""
   token_ids = rows.token_ids.at[slots, positions].get(mode='fill', fill_value=0)
-  if not drafted.size:
+  if drafted is None or not drafted.size:
     return token_ids
   nodes = _nodes(fed, tokens)
   drafts = drafted.at[slots, jnp.maximum(nodes - 1, 0)].get(

@@ -291,8 +291,9 @@ class Target:
     run = functools.partial(target_programs.run_parts, self._call)
     if find_masks is not None:
       statics['find_masks'] = lambda: self.argument(find_masks())
-    elif self._sizes.has_rows:
+    elif self._sizes.has_rows and (flat.has_drafts or flat.block_size == 1):
       # Few programs: the requests at hand need one level or two of sampling.
+      # Other drafters can take the forwards of prompts, so these are apart.
       run = functools.partial(self._call, target_programs.run_step)
     self.cache, self.rows, verdicts, logprobs = run(
       *arrays, *self._arrays_of(drafts, flat), self.images, sampling, **statics
@@ -305,7 +306,7 @@ class Target:
     """Returns chains and trees of drafts, on the devices of the step."""
     chains, trees = self.no_drafts
     if drafts is None:
-      return chains, trees if flat.block_size > 1 else None
+      return chains, trees if flat.has_drafts else None
     found = drafts.chains, drafts.trees
     is_there = any(isinstance(x, jax.Array) for x in found)
     if not is_there:
@@ -318,7 +319,7 @@ class Target:
     Args:
       flat: sizes of the program.
     """
-    num_nodes = 1 if flat.block_size == 1 else self._max_length + 1
+    num_nodes = self._max_length + 1 if flat.has_drafts else 1
     num_words = -(-self.model.config.vocab_size // 32)
     masks = np.zeros((self._sizes.num_logits(flat), num_words), np.int32)
     return masks, np.full((self._num_slots, num_nodes), -1, np.int32)

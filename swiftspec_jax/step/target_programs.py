@@ -81,7 +81,7 @@ def query_logits(
   cache: Cache,
   packed: jax.Array,
   rows: Rows,
-  drafted: jax.Array,
+  drafted: jax.Array | None,
   trees: SlotTrees | None,
   images: SlotImages | None,
   *,
@@ -96,7 +96,7 @@ def query_logits(
     cache: donated.
     packed: step, as `step_input.pack` returns it.
     rows: texts of the slots.
-    drafted: i32[B, K].
+    drafted: i32[B, K]; None in steps without drafts.
     trees: trees of the drafts; None where they are chains, or none.
     images: images of the slots; None where the model reads none.
     config: static configuration of the model.
@@ -169,7 +169,7 @@ def run_parts(
       cache,
       packed,
       rows,
-      chains,
+      chains if flat.has_drafts else None,
       trees,
       images,
       config=config,
