@@ -18,7 +18,7 @@ from interpreters import implementations, interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from kernels_pallas.kv_commit import api, pallas_gpu, pallas_tpu
+from kernels_pallas.kv_commit import api, native, pallas_gpu, pallas_tpu
 from kernels_pallas.paged_commit import api as paged_api
 from kernels_pallas.paged_commit import pallas_gpu as paged_gpu
 
@@ -165,6 +165,10 @@ def test_what_no_kernel_takes_is_named():
     api.kv_commit(*arrays, num_rows=8, implementation='pallas_tpu')
   with pytest.raises(NotImplementedError, match='300 rows are more than 256'):
     api.kv_commit(*arrays, num_rows=300, implementation='pallas_gpu')
+  (caches, *rest) = jax.device_put(arrays, jax.devices()[0])
+  caches = [cache.astype(jnp.complex64) for cache in caches]
+  with pytest.raises(jax.errors.JaxRuntimeError, match='no cache has type 15'):
+    jax.block_until_ready(native.kv_commit(caches, *rest, num_rows=8))
 
 
 @pytest.mark.parametrize('implementation', ['reference', 'pallas_gpu'])

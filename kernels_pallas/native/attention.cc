@@ -474,8 +474,7 @@ void keep_rows(const Array& cache, std::size_t batch_row, std::int64_t start,
                std::int64_t num_rows) {
   const std::size_t num_heads = cache.dim(1);
   const std::int64_t capacity = cache.dim(2);
-  std::size_t row_bytes = 0;
-  with_type(cache, [&](auto type) { row_bytes = cache.dim(3) * sizeof(type); });
+  const std::size_t row_bytes = cache.dim(3) * cache.number_bytes();
   const std::size_t head_bytes = capacity * row_bytes;
   num_rows = std::min(num_rows, capacity);
   const std::int64_t first =
@@ -503,12 +502,13 @@ void kv_commit_call(const Call& call) {
   const auto* rows = path.data<std::int32_t>();
   const auto num_rows = call.attribute<std::int64_t>("num_rows");
   const std::size_t batch = path.dim(0), num_kept = path.dim(1);
-  std::size_t num_moved = 0;
+  std::size_t num_bytes = 0;
   for (std::size_t i = 0; i < call.num_results(); ++i) {
     const Array cache = call.result(i);
-    num_moved += batch * cache.dim(1) * num_kept * cache.dim(3);
+    num_bytes +=
+        batch * cache.dim(1) * num_kept * cache.dim(3) * cache.number_bytes();
   }
-  parallel_if(call.pool, num_moved, call.num_results() * batch,
+  parallel_if(call.pool, num_bytes / sizeof(float), call.num_results() * batch,
               [&](std::size_t i) {
                 const std::size_t row = i % batch;
                 keep_rows(call.result(i / batch), row, starts[row],

@@ -63,6 +63,25 @@ class Array {
     return product;
   }
 
+  // Returns the bytes of a number, of types that a cache can have.
+  std::size_t number_bytes() const {
+    switch (type()) {
+      case XLA_FFI_DataType_S8:
+      case XLA_FFI_DataType_U8:
+        return 1;
+      case XLA_FFI_DataType_F16:
+      case XLA_FFI_DataType_BF16:
+        return 2;
+      case XLA_FFI_DataType_S32:
+      case XLA_FFI_DataType_F32:
+        return 4;
+      default:
+        throw std::invalid_argument("no cache has type " +
+                                    std::to_string(type()) +
+                                    " of XLA_FFI_DataType");
+    }
+  }
+
   template <class T>
   T* data() const {
     check_type<T>(type());
