@@ -102,6 +102,14 @@ def test_rows_of_a_table_are_those_of_the_gguf_package(kind):
   np.testing.assert_array_equal(rows, weights[indices])
 
 
+def test_a_library_without_the_format_says_so(monkeypatch):
+  native.check(['Q4_0'])
+  monkeypatch.setattr(native, '_library_for', lambda _: 'gguf_blocks-2')
+  tensor, _ = draw('Q8_0')
+  with pytest.raises(jax.errors.JaxRuntimeError, match='without format 8'):
+    native.take_rows(tensor, np.zeros(1, np.int32), 'Q8_0', START, NUM_INPUTS)
+
+
 def load(path, **options):
   return ss.load(path, devices=jax.devices()[:1], **options)
 

@@ -16,6 +16,10 @@ from kernels_pallas.native import library
 _TESTS = ('few_rows_test.py', 'gguf_blocks_test.py')
 _FOLDER = pathlib.Path(__file__).parent
 _SOURCES = pathlib.Path(library.__file__).parent
+needs_sanitizers = pytest.mark.skipif(
+  platform.system() != 'Linux' or shutil.which('c++') is None,
+  reason='needs a compiler and its sanitizers',
+)
 
 
 @pytest.mark.ci
@@ -37,10 +41,7 @@ def test_kernels_are_right_with_other_vectors(target, tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.skipif(
-  platform.system() != 'Linux' or shutil.which('c++') is None,
-  reason='needs a compiler and its sanitizers',
-)
+@needs_sanitizers
 def test_kernels_touch_no_memory_of_others(tmp_path):
   libraries = [_library('libasan.so'), _library('libstdc++.so')]
   attention = 'same_bits_test.py::test_of_a_tiny_model[bfloat16-True]'
@@ -57,10 +58,7 @@ def test_kernels_touch_no_memory_of_others(tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.skipif(
-  platform.system() != 'Linux' or shutil.which('c++') is None,
-  reason='needs a compiler and its sanitizers',
-)
+@needs_sanitizers
 def test_threads_that_share_work_have_no_races(tmp_path):
   program = tmp_path / 'parallel'
   options = ['-std=c++17', '-O1', '-g1', '-fsanitize=thread', '-pthread']

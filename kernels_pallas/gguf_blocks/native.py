@@ -52,7 +52,7 @@ _libraries: dict[frozenset[str], str] = {}  # names of those that are there
 
 
 def check(kinds: Collection[str]) -> None:
-  """Loads the kernels for tensors of some kinds; others take longer to compile.
+  """Loads a library for some kinds; one for all takes longer to compile.
 
   Raises:
     NotImplementedError: there is no native library, with the remedy.

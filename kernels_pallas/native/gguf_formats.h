@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "integers.h"
@@ -397,23 +399,31 @@ constexpr bool is_wanted(std::int64_t number) {
 }
 
 template <class Format, std::int64_t kNumber, class Work>
-void work_if(std::int64_t number, const Work& work) {
+bool work_if(std::int64_t number, const Work& work) {
   if constexpr (is_wanted(kNumber)) {
-    if (number == kNumber) work(Format());
+    if (number == kNumber) {
+      work(Format());
+      return true;
+    }
   }
+  return false;
 }
 
-// Calls work with the format of a number.
+// Calls work with the format of a number. Throws if the library lacks it.
 template <class Work>
 void with_format(std::int64_t number, const Work& work) {
-  work_if<Small<false, true>, 2>(number, work);
-  work_if<Small<false, false>, 3>(number, work);
-  work_if<Small<true, true>, 6>(number, work);
-  work_if<Small<true, false>, 7>(number, work);
-  work_if<Q8_0, 8>(number, work);
-  work_if<Large<false>, 12>(number, work);
-  work_if<Large<true>, 13>(number, work);
-  work_if<Q6_K, 14>(number, work);
+  const bool is_there = work_if<Small<false, true>, 2>(number, work) ||
+                        work_if<Small<false, false>, 3>(number, work) ||
+                        work_if<Small<true, true>, 6>(number, work) ||
+                        work_if<Small<true, false>, 7>(number, work) ||
+                        work_if<Q8_0, 8>(number, work) ||
+                        work_if<Large<false>, 12>(number, work) ||
+                        work_if<Large<true>, 13>(number, work) ||
+                        work_if<Q6_K, 14>(number, work);
+  if (!is_there) {
+    throw std::invalid_argument("compiled without format " +
+                                std::to_string(number));
+  }
 }
 
 }  // namespace native

@@ -125,7 +125,8 @@ void with_type(const Array& array, const Run& run) {
 struct Around {
   static constexpr std::size_t kWeights = 3;
 
-  explicit Around(const Call& call) : pool(call.pool),
+  explicit Around(const Call& call)
+      : pool(call.pool),
         rows(call.argument(0)),
         added(call.argument(1)),
         scale(call.argument(2).data<float>()),
