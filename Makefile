@@ -41,9 +41,9 @@ CORE = cache forced_draft kernels kv_commit models prompt_lookup \
   quantized_matmul sampling swiglu tree tree_attention tree_match \
   verify
 
-demo: ## the demonstration: speculative decoding with a built-in model
+demo: ## the demonstration with a small model, or another built-in one as MODEL
 	$(BOOTSTRAP) experiments
-	@$(RUN) swiftspec_jax.cli.demo
+	@$(RUN) swiftspec_jax.cli.demo $(if $(MODEL),--target=$(MODEL))
 
 test: ## the tests that need no network once the models are cached
 	$(BOOTSTRAP) experiments serve test

@@ -168,8 +168,8 @@ def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
   jobs = benchmark_run.plan(encoded[: _WARMUP.value], modes, 1)
   new_tokens = min(sampling.max_new_tokens, _WARMUP_TOKENS)
   brief = dataclasses.replace(sampling, max_new_tokens=new_tokens)
-  for _ in benchmark_run.measure(jobs, runners, [brief]):
-    pass
+  if jobs:
+    benchmark_run.run(jobs, runners, [brief], [], label='warming up')
   return runners
 
 

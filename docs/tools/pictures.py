@@ -3,7 +3,7 @@
   python -m docs.tools.pictures
 
 writes docs/images/NAME-light.svg and NAME-dark.svg: `round`, the timeline of
-asynchronous rounds, and `speed`, what speculation gives by task and by mode.
+asynchronous rounds, and `speed`, how fast a real pair is beside llama.cpp.
 """
 
 import io
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib import figure as figure_lib
 
 from docs.tools import results
@@ -21,15 +22,14 @@ from swiftspec_jax.cli import output_files, plots, program
 
 _IMAGES = results.DIRECTORY.parent / 'images'
 _INK = {'light': '#1f2937', 'dark': '#e5e7eb'}
-_DRAFT_COLORS = (plots.GREY, plots.ORANGE, plots.BLUE)  # a chain, two trees
-_MODE_COLORS = {
-  'autoregressive': plots.GREY,
-  'prompt_lookup': plots.ORANGE,
-  'serial': plots.BLUE,
-  'auto': plots.GREEN,
-  'transformers (torch)': plots.GREY,
+_PAIR = 'Four kinds of requests, beside llama.cpp'
+_COLORS = {
+  'plain': plots.GREEN,
+  'prompt lookup': plots.BLUE,
+  'auto': plots.SKY,
+  'llama.cpp, prompt lookup': plots.GREY,
+  'llama.cpp, draft': plots.ORANGE,
 }
-_LABELS = {'autoregressive': 'plain decoding', 'serial': 'draft model, trees'}
 
 
 def main() -> None:
@@ -67,69 +67,24 @@ def draw_round() -> figure_lib.Figure:
 
 
 def draw_speed() -> figure_lib.Figure:
-  """Draws tokens a round by task, and speedups by mode with their range."""
-  figure, (left, right) = plots.make_figure(11, 3.6, 2, width_ratios=(3, 2))
-  _draw_tasks(left, _measurement('drafts', 'The built-in draft by task'))
-  runs = (
-    ('float32', _measurement('decoding', 'Prompt lookup and transformers')),
-    ('float32', _measurement('decoding', 'Auto mode, float32')),
-    ('bfloat16', _measurement('decoding', 'Trees of the built-in draft')),
-  )
-  _draw_modes(right, runs)
-  for axes in (left, right):
-    axes.axhline(1, color=mpl.rcParams['text.color'], linewidth=0.8, zorder=3)
-    axes.tick_params(axis='x', length=0)
-  return figure
-
-
-def _draw_tasks(axes, measurement) -> None:
-  """Draws a group of bars for each task."""
-  tasks, *values = zip(*measurement['rows'], strict=True)
-  names = measurement['columns'][1:]
-  plots.bars(
-    axes,
-    [task.replace(' ', '\n', 1) for task in tasks],
-    {n: list(map(float, v)) for n, v in zip(names, values, strict=True)},
-    dict(zip(names, _DRAFT_COLORS, strict=True)),
-  )
-  axes.tick_params(axis='x', labelsize='small')
-  axes.set_title('tokens a target step, plain decoding = 1', fontsize='medium')
+  """Draws the speed of a real pair on each task, beside llama.cpp."""
+  measurement = _measurement('decoding', _PAIR)
+  columns = measurement['columns']
+  tasks = columns[columns.index('all') : columns.index('first token')]
+  rows = {
+    row[0]: [float(row[columns.index(task)]) for task in tasks]
+    for row in measurement['rows']
+  }
+  ratios = {
+    name: np.divide(rows[name], rows['llama.cpp']).tolist() for name in _COLORS
+  }
+  figure, (axes,) = plots.make_figure(11, 3.4)
+  plots.bars(axes, tasks, ratios, _COLORS)
+  axes.axhline(1, color=mpl.rcParams['text.color'], linewidth=0.8, zorder=3)
+  axes.set_title('tokens a second, llama.cpp = 1', fontsize='medium')
   axes.legend(frameon=False, fontsize='small', ncols=3, loc='upper left')
-  axes.margins(y=0.18)
-
-
-def _draw_modes(axes, runs) -> None:
-  """Draws a group of bars for each run; a line spans the tasks."""
-  place, ticks = 0.0, []
-  for dtype, measurement in runs:
-    first = place
-    rows = [
-      dict(zip(measurement['columns'], row, strict=True))
-      for row in measurement['rows']
-    ]
-    rows = [row for row in rows if row.get('dtype', dtype) == dtype]
-    for row in rows:
-      if row['mode'] == 'autoregressive':
-        continue
-      speedup = float(row['speedup'])
-      axes.bar(place, speedup, 0.8, color=_MODE_COLORS[row['mode']])
-      if row['lowest task']:
-        ends = [
-          float(row[f'{n} task'].split()[-1]) for n in ('lowest', 'highest')
-        ]
-        axes.plot([place, place], ends, color=mpl.rcParams['text.color'], lw=1)
-      ticks.append((place, row['mode']))
-      axes.annotate(f'{speedup:.2f}', (place, 0.05), ha='center', color='white')
-      place += 1
-    axes.text(
-      (first + place - 1) / 2, 1.95, dtype, ha='center', fontsize='small'
-    )
-    place += 0.6
-  labels = [_LABELS.get(name, name.replace('_', ' ')) for _, name in ticks]
-  axes.set_xticks([p for p, _ in ticks], labels, rotation=35, ha='right',
-                  rotation_mode='anchor', fontsize='small')  # fmt: skip
-  axes.set_ylim(0, 2.1)
-  axes.set_title('speedup on 2 CPU cores, plain = 1', fontsize='medium')
+  axes.margins(y=0.25)
+  return figure
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """Shows speculative decoding: the same answers, plainly and faster.
 
   swiftspec demo
+  swiftspec demo --target=qwen2.5-coder-1.5b-instruct
 
-Downloads a small model once and answers three prompts, plainly and with
-speculation, side by side. Takes a minute or two on two CPU cores.
+Downloads a model once and answers four prompts, plainly and with speculation,
+side by side. Takes a minute or two on two CPU cores with the small model.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from absl import flags
 from rich import box, console, live, panel, status, table, text
 
 import swiftspec_jax as ss
@@ -16,7 +18,9 @@ from swiftspec_jax import results
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.cli import program
 
-_MODEL = 'smollm2-135m-instruct'
+_TARGET = flags.DEFINE_string(
+  'target', 'smollm2-135m-instruct', 'Model that answers.'
+)
 _SAMPLING = ss.SamplingParams(max_new_tokens=96)
 # From these on speculation is called faster or slower.
 _FASTER, _SLOWER = 1.05, 0.95
@@ -42,6 +46,12 @@ def mean(values):
   for value in values:
     total = value
   return total / len(values)""",
+  'edit': """Correct the spelling of this text, and write it out again:
+
+Our bakery opens at six in the moring, from Tuesday to Sunday. The bread is made
+by hand and baked in a stone ofen from 1921. On Saturdays there are also cakes
+with apples from our own gardin. Whoever brings a bag of their own gets a small
+dicount, and all children get a biscuit.""",
 }
 _NEXT = """What to try next, with .venv/bin/ in front:
   swiftspec chat                a conversation, with the speed of each answer
@@ -59,8 +69,9 @@ _Track = list[tuple[float, str]]
 def main() -> None:
   """Runs the demonstration."""
   screen = console.Console()
-  screen.print(f'Loading {_MODEL} (the first time it is downloaded)...')
-  model = ss.load(_MODEL)
+  name = _TARGET.value
+  screen.print(f'Loading {name} (the first time it is downloaded)...')
+  model = ss.load(name)
   plain = ss.Decoder(model)
   # Prompt lookup, as far as it is faster on this machine and in this text.
   auto = ss.Decoder(model, ss.PromptLookup(), policy='goodput')

@@ -55,9 +55,12 @@ COMMANDS = {
   'demo': Command(
     module='swiftspec_jax.cli.demo',
     summary='the same answers, plainly and with speculation',
-    about='Downloads a small model once (93 MB) and answers three prompts, '
+    about='Downloads a small model once (93 MB) and answers four prompts, '
     'plainly and\nwith speculation, side by side. Takes a minute or two.',
-    examples=('demo',),
+    flags={
+      'target=smollm2-135m-instruct': _MODEL['target=smollm2-135m-instruct'],
+    },
+    examples=('demo', 'demo --target=qwen2.5-coder-1.5b-instruct'),
   ),
   'doctor': Command(
     module='swiftspec_jax.cli.doctor',
