@@ -156,7 +156,7 @@ def _table(answers: Mapping[str, Sequence[ss.GenerationResult]]) -> table.Table:
   plain = answers[_PLAIN]
   found = table.Table(title='tokens a second', box=box.SIMPLE)
   found.add_column()
-  for name in (*_PROMPTS, 'all', 'speedup', 'per round', 'identical'):
+  for name in (*_PROMPTS, 'all', 'speedup', 'a round', 'equal'):
     found.add_column(name, justify='right')
   for name, way in answers.items():
     speeds = [_speed([answer]) for answer in way] + [_speed(way)]
