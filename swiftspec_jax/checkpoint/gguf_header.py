@@ -114,8 +114,7 @@ class _Header:
     return values
 
   def _string(self) -> str:
-    (length,) = self._unpack('<Q')
-    return str(self._bytes(length), 'utf-8')
+    return self._strings(1)[0]
 
   def _bytes(self, length: int) -> bytes:
     start, self._offset = self._offset, self._offset + length
@@ -134,7 +133,7 @@ class _Header:
     return self._numbers(kind, length)
 
   def _strings(self, count: int) -> list[str]:
-    """Does what `_string` does, many times: vocabularies have 300,000."""
+    # A vocabulary and its merges can be 300,000, so the loop calls little.
     buffer, offset, strings = self._buffer, self._offset, []
     length_at = struct.Struct('<Q').unpack_from
     for _ in range(count):

@@ -69,9 +69,8 @@ _Track = list[tuple[float, str]]
 def main() -> None:
   """Runs the demonstration."""
   screen = console.Console()
-  name = _TARGET.value
-  screen.print(f'Loading {name} (the first time it is downloaded)...')
-  model = ss.load(name)
+  screen.print(f'Loading {_TARGET.value} (the first time it is downloaded)...')
+  model = ss.load(_TARGET.value)
   plain = ss.Decoder(model)
   # Prompt lookup, as far as it is faster on this machine and in this text.
   auto = ss.Decoder(model, ss.PromptLookup(), policy='goodput')
