@@ -145,7 +145,7 @@ def test_page_shows_the_raw_trees(pairs, mode, max_nodes):
     assert drawn['root'] == 1
     assert drawn['sent'] == 1 + len(update.draft_nodes)
     assert drawn['accepted'] == len(update.token_ids) - 1
-    num_expanded = int((tree.cache_slots[0] >= 0).sum())
+    num_expanded = int((tree.nodes.cache_slots[0] >= 0).sum())
     if max_nodes > size:
       num_candidates = drawn['candidate']
       assert num_candidates == size - num_expanded

@@ -105,9 +105,9 @@ def test_leaves_below_leaves_do_not_count():
     np.array([[[-0.75, -0.5]]], np.float32),
   )
   nodes = best_candidates(tree, 3).nodes[0]
-  token_ids = tree.token_ids[0, nodes]
+  token_ids = tree.nodes.token_ids[0, nodes]
   assert sorted(token_ids.tolist()) == [2, 3, 9]
-  weights = tree.log_probs[0, nodes]
+  weights = tree.nodes.log_probs[0, nodes]
   np.testing.assert_allclose(
     leaf_mass(tree, 3)[0],
     np.exp(weights[token_ids != 9]).sum(),

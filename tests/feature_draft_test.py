@@ -265,8 +265,8 @@ def test_nodes_are_read_with_features_of_the_draft():
   text, draft_state = read_by_draft(engine)
   length = int(draft_state.cache.kv_lengths[0])
   tree = draft_state.tree
-  slots = tree.cache_slots[0]
-  node = int(np.argmax(np.where(slots >= 0, tree.depths[0], -1)))
+  slots = tree.nodes.cache_slots[0]
+  node = int(np.argmax(np.where(slots >= 0, tree.nodes.depths[0], -1)))
   path = path_to(tree, node)
   assert len(path) > 2
   before = features_before(engine.model, draft, text[:-1])

@@ -66,8 +66,8 @@ def path_to(tree, node):
   """Tokens from the root to a node of the first tree."""
   path = []
   while node >= 0:
-    path.append(int(tree.token_ids[0, node]))
-    node = int(tree.parents[0, node])
+    path.append(int(tree.nodes.token_ids[0, node]))
+    node = int(tree.nodes.parents[0, node])
   return path[::-1]
 
 

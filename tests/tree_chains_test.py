@@ -126,8 +126,8 @@ def example_tree():
 
 def weights(tree):
   size = int(tree.size[0])
-  tokens = tree.token_ids[0, :size].tolist()
-  found = tree.log_probs[0, :size].tolist()
+  tokens = tree.nodes.token_ids[0, :size].tolist()
+  found = tree.nodes.log_probs[0, :size].tolist()
   return dict(zip(tokens, found, strict=True))
 
 
@@ -142,8 +142,8 @@ def close(**expected):
 def test_a_chain_starts_with_what_is_there():
   tree = example_tree()
   assert weights(tree) == close(t1=0, t2=-0.75, t3=-0.25, t5=-0.5, t7=-0.75)
-  assert tree.parents[0, :5].tolist() == [-1, 0, 0, 2, 3]
-  assert tree.depths[0, :5].tolist() == [0, 1, 1, 2, 3]
+  assert tree.nodes.parents[0, :5].tolist() == [-1, 0, 0, 2, 3]
+  assert tree.nodes.depths[0, :5].tolist() == [0, 1, 1, 2, 3]
   again = add_chains(tree, *chains_of([[3, 5, 7]], [[-0.25] * 3]))
   assert again.size == tree.size
 
@@ -175,5 +175,5 @@ def test_children_that_a_chain_brought_are_merged():
   assert weights(tree) == close(
     t1=0, t2=-0.75, t3=-0.25, t5=-0.375, t7=-0.625, t6=-1.5
   )
-  found = tree.log_probs[0]
+  found = tree.nodes.log_probs[0]
   assert found[3] > found[4] > -0.75

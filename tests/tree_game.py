@@ -162,7 +162,7 @@ class Game:
     codes = oracle.cached_codes()
     assert self.cache.keys[0][row, 0, : len(codes), 0].tolist() == codes
     assert self.cache.kv_lengths[row] == len(oracle.verified)
-    slots = self.tree.cache_slots[row]
+    slots = self.tree.nodes.cache_slots[row]
     num_expanded = (slots >= 0).sum()
     assert sorted(slots[slots >= 0]) == list(range(num_expanded))
     assert not self.tree.row_mask[row, num_expanded:].any()

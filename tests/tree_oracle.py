@@ -323,11 +323,11 @@ def listing(tree: tree_lib.DraftTree, row: int):
   """The same of one row of a batch."""
   size = int(tree.size[row])
   fields = (
-    tree.token_ids,
-    tree.parents,
-    tree.depths,
-    tree.log_probs,
-    tree.cache_slots,
+    tree.nodes.token_ids,
+    tree.nodes.parents,
+    tree.nodes.depths,
+    tree.nodes.log_probs,
+    tree.nodes.cache_slots,
   )
   return list(
     zip(*(np.asarray(f)[row, :size].tolist() for f in fields), strict=True)
@@ -350,7 +350,7 @@ def play_round(
   width,
 ):
   """A round of the draft: re-root, select, grow while the target verifies."""
-  old_root = tree.token_ids[:, 0]
+  old_root = tree.nodes.token_ids[:, 0]
   tree, moved = tree_lib.reroot(tree, token_ids, num_tokens)
   cache = dense.commit(cache, moved.path, moved.num_committed)
   accepted = jnp.concatenate([old_root[:, None], token_ids], axis=1)

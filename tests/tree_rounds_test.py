@@ -129,7 +129,7 @@ def test_caches_equal_a_prefill_after_every_round(mode, draft_seed, changes):
     if len(text) - known == 1:
       paths = {
         int(slot): path_to(tree, node)
-        for node, slot in enumerate(tree.cache_slots[0])
+        for node, slot in enumerate(tree.nodes.cache_slots[0])
         if slot != tree_lib.NO_SLOT
       }
       some = sorted(paths)[:: len(paths) // 3 or 1]

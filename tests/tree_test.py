@@ -84,7 +84,7 @@ def tokens(tree, *status):
   """Token ids of the nodes, or of those with a status."""
   status = status or (tree_lib.CANDIDATE, tree_lib.EXPANDED)
   is_wanted = np.isin(status_of(tree), status)
-  return tree.token_ids[is_wanted].tolist()
+  return tree.nodes.token_ids[is_wanted].tolist()
 
 
 def summary(moved):
@@ -160,8 +160,8 @@ def test_accepted_token_without_row_is_left_to_forward():
 def test_cache_keeps_path_and_subtree():
   """Figure 4 of the paper; the root's row is the first of the tree here."""
   tree, _ = grow(new_tree(10), 0, CACHE_DRAFT, num_steps=5, width=2)
-  slots = tree.cache_slots[0, :9]
-  in_rows = tree.token_ids[0, np.argsort(slots)]
+  slots = tree.nodes.cache_slots[0, :9]
+  in_rows = tree.nodes.token_ids[0, np.argsort(slots)]
   assert in_rows.tolist() == [10, 11, 12, 13, 14, 15, 16, 17, 18]
   rows = np.zeros((1, 1, 32, 1), np.int32)
   rows[0, 0, :12, 0] = [1, 3, 7, *in_rows]
@@ -196,9 +196,9 @@ def test_leaves_see_ancestors_and_themselves():
 def test_full_tree_drops_least_probable_candidates():
   tree = new_tree(1, capacity=5, num_cache_rows=5)
   tree, _ = grow(tree, 0, DRAFT, num_steps=2, width=2)
-  assert tree.token_ids.tolist() == [[1, 2, 3, 5, 6]]  # t4 went
+  assert tree.nodes.token_ids.tolist() == [[1, 2, 3, 5, 6]]  # t4 went
   tree, _ = grow(tree, 0, DRAFT, num_steps=1, width=1)
-  assert tree.token_ids.tolist() == [[1, 2, 3, 5, 6]]  # t7 found no place
+  assert tree.nodes.token_ids.tolist() == [[1, 2, 3, 5, 6]]  # t7 found no place
   tree, num_forwards = grow(tree, 0, DRAFT, num_steps=0, num_nodes=6, width=2)
   assert tokens(tree, tree_lib.EXPANDED) == [1, 2, 3, 5, 6]
   assert num_forwards == 1  # and no more: nothing is left to expand

@@ -109,10 +109,10 @@ def _make_round(
 ) -> Round:
   """Returns row 0 of a tree with what the verdict does to it."""
   names = token_names.of(tokenizer)
-  size = tree.size[0]
-  token_ids = tree.token_ids[0, :size].tolist()
-  parents = tree.parents[0, :size].tolist()
-  is_expanded = (tree.cache_slots[0, :size] != tree_lib.NO_SLOT).tolist()
+  size, of_row = tree.size[0], tree.nodes
+  token_ids = of_row.token_ids[0, :size].tolist()
+  parents = of_row.parents[0, :size].tolist()
+  is_expanded = (of_row.cache_slots[0, :size] != tree_lib.NO_SLOT).tolist()
   children = {
     pair: i for i, pair in enumerate(zip(parents, token_ids, strict=True))
   }
@@ -134,8 +134,8 @@ def _make_round(
       token_id=token_ids[i],
       text=names[token_ids[i]].text,
       parent=None if parents[i] == tree_lib.NO_PARENT else parents[i],
-      depth=int(tree.depths[0, i]),
-      log_prob=float(tree.log_probs[0, i]),
+      depth=int(of_row.depths[0, i]),
+      log_prob=float(of_row.log_probs[0, i]),
       is_expanded=is_expanded[i],
       is_sent=i in sent,
       is_accepted=i in accepted,

@@ -7,6 +7,9 @@ scan or a scatter would be several to compile.
 import jax
 import jax.numpy as jnp
 
+# On a CPU XLA makes three kernels of a reduction over more values than that.
+_MOST_REDUCED = 32
+
 
 def count(flags: jax.Array, axis: int = 1) -> jax.Array:
   """Returns i32[B, ...], how many of bool[B, ...] are True along an axis."""
@@ -14,8 +17,36 @@ def count(flags: jax.Array, axis: int = 1) -> jax.Array:
 
 
 def ranks(flags: jax.Array) -> jax.Array:
-  """Returns i32[B, n], the place of each True among the True ones."""
-  return count(flags[:, None] & _up_to(flags), axis=2) - 1
+  """Returns i32[B, n], how many True ones are up to a place, less one."""
+  blocks = _split(flags)
+  in_block = count(blocks[:, :, None] & _up_to(blocks), axis=3)
+  totals = in_block[:, :, -1]
+  before = sums_where(_up_to(totals), totals) - totals
+  ranks = (in_block + before[:, :, None]).reshape(flags.shape[0], -1) - 1
+  return ranks[:, : flags.shape[1]]
+
+
+def sums_where(flags: jax.Array, values: jax.Array) -> jax.Array:
+  """Returns [B, m], sums of the values [B, n] where bool[B, m, n] is True."""
+  values = jnp.where(_split(flags), _split(values)[:, None], 0)
+  return jnp.sum(values, (2, 3), values.dtype)
+
+
+def last_of(flags: jax.Array) -> jax.Array:
+  """Returns i32[...], the index of the last True of bool[..., n], or -1."""
+  places = jnp.arange(1, flags.shape[-1] + 1)
+  places = _split(jnp.expand_dims(places, range(flags.ndim - 1)))
+  return jnp.max(jnp.where(_split(flags), places, 0), (-2, -1)) - 1
+
+
+def _split(values):
+  """Returns values [..., n] in two axes, with zeros after the n."""
+  size = values.shape[-1]
+  width = min(size, _MOST_REDUCED)
+  padding = [(0, 0)] * values.ndim
+  padding[-1] = 0, -size % width
+  values = jnp.pad(values, padding)
+  return values.reshape(*values.shape[:-1], -1, width)
 
 
 def all_up_to(flags: jax.Array) -> jax.Array:
@@ -32,10 +63,8 @@ def _up_to(flags):
 
 def indices_of(flags: jax.Array, size: int) -> jax.Array:
   """Returns i32[B, size], the indices of the True ones in order, then zeros."""
-  steps, rank = jnp.arange(size)[None], ranks(flags)
-  # As many as the places before it.
-  indices = count(rank[:, None] < steps[:, :, None], axis=2)
-  return jnp.where(steps <= rank[:, -1:], indices, 0)
+  is_place = ranks(flags)[:, None] == jnp.arange(size)[None, :, None]
+  return jnp.maximum(last_of(is_place & flags[:, None]), 0)
 
 
 def take(values: jax.Array, indices: jax.Array, axis: int = 1) -> jax.Array:

@@ -26,8 +26,7 @@ def add_chains(
       before the first token with probability zero (-inf).
   """
   token_ids, log_probs, is_node, leads = _trie(token_ids, log_probs)
-  twins = _twins(tree, token_ids)
-  twins = jnp.where(is_node, twins, state.NO_NODE)
+  twins = jnp.where(is_node, rerooting.descend(tree, token_ids), state.NO_NODE)
   has_twin = twins != state.NO_NODE
   batch_size, num_chains, length = token_ids.shape
 
@@ -47,22 +46,22 @@ def add_chains(
     jnp.concatenate([behind_root, twins[:, :, -1:]], axis=2), num_twins, axis=2
   )
   sums = jnp.cumsum(jnp.where(is_node & ~has_twin, log_probs, 0.0), axis=2)
-  weights = arrays.take(tree.log_probs, last_twin[:, :, 0])[:, :, None] + sums
+  weights = arrays.take(tree.nodes.log_probs, last_twin[:, :, 0])
   # The chain's own node before, as the one of its leader.
   places = tree.capacity + leads * length + jnp.arange(length)[None, None]
   before = jnp.concatenate([places[:, :, :1], places[:, :, :-1]], axis=2)
-  parents = jnp.where(depths <= num_twins + 1, behind_root, before)
-  wide = insertion.widen(
-    tree,
-    flat(token_ids),
-    flat(parents),
-    flat(depths),
-    flat(weights),
-    is_looked_up=True,
-  )
   chains = jnp.arange(num_chains)[None, :, None]
   is_new = is_node & ~has_twin & (leads == chains)
-  return insertion.fit(wide, flat(is_new), tree.capacity)
+  new = state.Nodes(
+    token_ids=token_ids,
+    parents=jnp.where(depths <= num_twins + 1, behind_root, before),
+    depths=depths,
+    log_probs=jnp.where(is_new, weights[:, :, None] + sums, -jnp.inf),
+    cache_slots=jnp.full_like(token_ids, state.NO_SLOT),
+    is_looked_up=jnp.ones_like(is_new),
+  )
+  wide = insertion.widen(tree, jax.tree.map(flat, new))
+  return insertion.fit(wide, tree.capacity)
 
 
 def _trie(token_ids, log_probs):
@@ -91,17 +90,3 @@ def same_prefixes(token_ids: jax.Array, is_node: jax.Array) -> jax.Array:
   is_equal = token_ids[:, :, None] == token_ids[:, None]
   is_equal &= is_node[:, :, None] & is_node[:, None]
   return arrays.all_up_to(is_equal)
-
-
-def _twins(tree, token_ids):
-  """Returns i32[B, C, D], the nodes that are in the tree already."""
-
-  def find(chain):
-    length = chain.shape[1]
-    is_twin = rerooting.walk(tree, chain)
-    is_twin &= (tree.depths > 0) & (tree.depths <= length)
-    nodes = jnp.broadcast_to(jnp.arange(tree.capacity)[None], is_twin.shape)
-    none = jnp.full(chain.shape, state.NO_NODE)
-    return arrays.put(none, tree.depths - 1, nodes, is_twin)
-
-  return jax.vmap(find, in_axes=1, out_axes=1)(token_ids)

@@ -46,27 +46,26 @@ def best_candidates(
     width: W, most candidates.
     is_growing: bool[B] rows that have leaves; the others get padding.
   """
+  nodes = tree.nodes
   is_candidate = tree.status == state.CANDIDATE
   is_candidate &= jnp.reshape(is_growing, (-1, 1))
-  weights, nodes = jax.lax.top_k(
-    jnp.where(is_candidate, tree.log_probs, -jnp.inf), width
+  weights, indices = jax.lax.top_k(
+    jnp.where(is_candidate, nodes.log_probs, -jnp.inf), width
   )
   slots = tree.num_expanded[:, None] + jnp.arange(width)[None]
   is_leaf = (weights > -jnp.inf) & (slots < tree.num_cache_rows)
+  chosen = tree.nodes_at(indices)
   # A root as leaf finds row 0 in place of a parent's: no row is in use yet.
-  parents = arrays.take(tree.parents, nodes)
-  parent_slots = arrays.take(tree.cache_slots, parents)
+  parent_slots = arrays.take(nodes.cache_slots, chosen.parents)
   above = arrays.take(tree.row_mask, parent_slots[:, :, None])
   own = slots[:, :, None] == jnp.arange(tree.num_cache_rows)[None, None]
   mask = above | own
   if tree.chain_length > 1:
-    mask = _with_leaves_above(mask, is_leaf, parents, nodes)
+    mask = _with_leaves_above(mask, is_leaf, chosen.parents, indices)
   return Leaves(
-    nodes=jnp.where(is_leaf, nodes, state.NO_NODE),
-    token_ids=jnp.where(
-      is_leaf, arrays.take(tree.token_ids, nodes), types.PLACEHOLDER_TOKEN_ID
-    ),
-    depths=jnp.where(is_leaf, arrays.take(tree.depths, nodes), 0),
+    nodes=jnp.where(is_leaf, indices, state.NO_NODE),
+    token_ids=jnp.where(is_leaf, chosen.token_ids, types.PLACEHOLDER_TOKEN_ID),
+    depths=jnp.where(is_leaf, chosen.depths, 0),
     cache_slots=slots,
     attention_mask=mask & is_leaf[:, :, None],
   )
@@ -75,10 +74,7 @@ def best_candidates(
 def _with_leaves_above(mask, is_leaf, parents, nodes):
   """Adds what the leaves above a leaf see: they are in the same forward."""
   is_parent = (parents[:, :, None] == nodes[:, None]) & is_leaf[:, None]
-  leaf_parents = jnp.where(
-    jnp.any(is_parent, axis=2), jnp.argmax(is_parent, axis=2), state.NO_PARENT
-  )
-  sees = state.ancestor_mask(leaf_parents)
+  sees = state.ancestor_mask(arrays.last_of(is_parent))
   return jnp.any(sees[..., None] & mask[:, None], axis=2)
 
 
@@ -88,7 +84,7 @@ def root_leaves(tree: state.DraftTree, is_used: jax.Array) -> Leaves:
   The roots must be candidates.
   """
   is_used = is_used[:, None]
-  root = tree.token_ids[:, state.ROOT_INDEX : state.ROOT_INDEX + 1]
+  root = tree.root_token_ids[:, None]
   zeros = jnp.zeros_like(root)
   own = jnp.arange(tree.num_cache_rows)[None, None] == 0
   return Leaves(
@@ -105,6 +101,8 @@ def expand(
   leaves: Leaves,
   child_token_ids: jax.Array,
   child_log_probs: jax.Array,
+  *,
+  may_be_known: bool = True,
 ) -> state.DraftTree:
   """Marks leaves as expanded and adds their children as candidates.
 
@@ -118,64 +116,70 @@ def expand(
     child_token_ids: i32[B, W, K] tokens; those of one leaf must differ.
     child_log_probs: f32[B, W, K] log-softmax of the draft. Tokens with
       probability zero (-inf) are no children.
+    may_be_known: whether `add_chains` may have added children of the leaves.
   """
+  may_be_known &= tree.chain_length > 1
+  tree = _mark_expanded(tree, leaves)
+  return _add_children(
+    tree, leaves.nodes, child_token_ids, child_log_probs, may_be_known
+  )
+
+
+def _mark_expanded(tree, leaves):
+  """Gives leaves their rows of the cache."""
   is_leaf = leaves.nodes != state.NO_NODE
-  tree = tree.replace(
-    cache_slots=arrays.put(
-      tree.cache_slots, leaves.nodes, leaves.cache_slots, is_leaf
-    ),
-    row_mask=arrays.put(
-      tree.row_mask, leaves.cache_slots, leaves.attention_mask, is_leaf
-    ),
+  first = leaves.cache_slots[:, :1]  # the others follow
+  places = jnp.arange(tree.capacity)[None, :, None]
+  leaf = arrays.last_of(is_leaf[:, None] & (leaves.nodes[:, None] == places))
+  nodes = tree.nodes
+  slots = jnp.where(leaf == state.NO_NODE, nodes.cache_slots, first + leaf)
+  rows = jnp.arange(tree.num_cache_rows)[None] - first
+  is_new = (rows >= 0) & (rows < arrays.count(is_leaf)[:, None])
+  row_mask = jnp.where(
+    is_new[:, :, None],
+    arrays.take(leaves.attention_mask, rows[:, :, None]),
+    tree.row_mask,
   )
-  return _add_children(tree, leaves.nodes, child_token_ids, child_log_probs)
+  return tree.replace(
+    packed=nodes.replace(cache_slots=slots).pack(),
+    row_mask=row_mask,
+    num_expanded=tree.num_expanded + arrays.count(is_leaf),
+  )
 
 
-def _add_children(tree, parents, token_ids, log_probs):
+def _add_children(tree, parents, token_ids, log_probs, may_be_known):
   """Adds tokens [B, W, K] after nodes i32[B, W], or none after NO_NODE."""
-  batch_size, width, branching = token_ids.shape
-
-  def flat(values):
-    values = jnp.broadcast_to(values, (batch_size, width, branching))
-    return values.reshape(batch_size, -1)
-
-  weights = arrays.take(tree.log_probs, parents)[:, :, None]
-  is_child = (parents != state.NO_NODE)[:, :, None] & (log_probs > -jnp.inf)
-  is_child = flat(is_child)
-  wide = insertion.widen(
-    tree,
-    flat(token_ids),
-    flat(parents[:, :, None]),
-    flat(arrays.take(tree.depths, parents)[:, :, None] + 1),
-    flat(weights + log_probs),
+  batch_size, _, branching = token_ids.shape
+  token_ids, log_probs = (
+    x.reshape(batch_size, -1) for x in (token_ids, log_probs)
   )
-  if tree.chain_length > 1:
+  parents = jnp.repeat(parents, branching, axis=1)
+  above = tree.nodes_at(parents)
+  is_child = parents != state.NO_NODE
+  if may_be_known:
     twins = _twins(tree, parents, token_ids)
-    is_twin = flat(twins != state.NO_NODE)
-    wide = insertion.raise_weights(
-      wide, flat(twins), flat(log_probs), is_twin & is_child
-    )
-    is_child &= ~is_twin
-  return insertion.fit(wide, is_child, tree.capacity)
+    is_child &= twins == state.NO_NODE
+  new = above.replace(
+    token_ids=token_ids,
+    parents=parents,
+    depths=above.depths + 1,
+    log_probs=jnp.where(is_child, above.log_probs + log_probs, -jnp.inf),
+    cache_slots=jnp.full_like(parents, state.NO_SLOT),
+    is_looked_up=jnp.zeros_like(is_child),
+  )
+  wide = insertion.widen(tree, new)
+  if may_be_known:
+    has_twin = (twins != state.NO_NODE) & (log_probs > -jnp.inf)
+    wide = insertion.raise_weights(wide, twins, log_probs, has_twin)
+  return insertion.fit(wide, tree.capacity)
 
 
-def _twins(tree, parents, child_token_ids):
-  """Returns i32[B, W, K], the nodes that equal a new child."""
-  batch_size, width, branching = child_token_ids.shape
-  is_leaf = parents != state.NO_NODE
-  ranks = jnp.broadcast_to(jnp.arange(width)[None], is_leaf.shape)
-  nobody = jnp.full_like(tree.parents, width)
-  # Which leaf is the parent of a node.
-  leaf = arrays.put(nobody, parents, ranks, is_leaf)
-  has_parent = tree.parents != state.NO_PARENT
-  leaf = jnp.where(has_parent, arrays.take(leaf, tree.parents), width)
-  children = arrays.take(child_token_ids, leaf[:, :, None])
-  is_equal = children == tree.token_ids[:, :, None]
-  is_twin = jnp.any(is_equal, axis=2) & (leaf < width)
-  nodes = jnp.broadcast_to(jnp.arange(tree.capacity)[None], is_twin.shape)
-  none = jnp.full((batch_size, width * branching), state.NO_NODE)
-  child = leaf * branching + jnp.argmax(is_equal, axis=2)
-  return arrays.put(none, child, nodes, is_twin).reshape(child_token_ids.shape)
+def _twins(tree, parents, token_ids):
+  """Returns i32[B, X], the nodes that equal a new child."""
+  nodes = tree.nodes
+  is_twin = nodes.parents[:, None] == parents[:, :, None]
+  is_twin &= nodes.token_ids[:, None] == token_ids[:, :, None]
+  return arrays.last_of(is_twin & (parents != state.NO_NODE)[:, :, None])
 
 
 def expand_best(
@@ -276,11 +280,10 @@ def leaf_mass(tree: state.DraftTree, width: int) -> jax.Array:
     tree: tree whose `best_candidates` are the leaves.
     width: W, most leaves.
   """
-  nodes = best_candidates(tree, width).nodes
+  leaves = best_candidates(tree, width).nodes
+  nodes = tree.nodes_at(leaves)
   # What is above a leaf is expanded, or a leaf, too.
-  parents = arrays.take(tree.parents, nodes)
-  is_below = arrays.take(tree.status, parents) == state.CANDIDATE
-  is_below &= parents != state.NO_PARENT
-  is_counted = (nodes != state.NO_NODE) & ~is_below
-  weights = jnp.exp(arrays.take(tree.log_probs, nodes))
-  return jnp.sum(jnp.where(is_counted, weights, 0.0), axis=1)
+  is_below = arrays.take(tree.status, nodes.parents) == state.CANDIDATE
+  is_below &= nodes.parents != state.NO_PARENT
+  is_counted = (leaves != state.NO_NODE) & ~is_below
+  return jnp.sum(jnp.where(is_counted, jnp.exp(nodes.log_probs), 0.0), axis=1)

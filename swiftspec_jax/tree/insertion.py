@@ -10,63 +10,37 @@ from swiftspec_jax.tree import arrays, state
 _QUANTUM = 2.0**-10
 
 
-def widen(
-  tree: state.DraftTree,
-  token_ids: jax.Array,
-  parents: jax.Array,
-  depths: jax.Array,
-  log_probs: jax.Array,
-  *,
-  is_looked_up: bool = False,
-) -> state.DraftTree:
-  """Returns the tree with candidates [B, X] after its N nodes.
+def widen(tree: state.DraftTree, new: state.Nodes) -> state.DraftTree:
+  """Returns the tree with new nodes [B, X] in places after its N.
 
-  Those are too many: `fit` cuts the arrays to N again. `size` stays as it is.
+  Those are too many: `fit` cuts the tree to its capacity again.
   """
-
-  def append(old, new):
-    return jnp.concatenate([old, new], axis=1)
-
-  def fill(old, value):
-    return append(old, jnp.full(token_ids.shape, value, old.dtype))
-
-  return tree.replace(
-    token_ids=append(tree.token_ids, token_ids),
-    parents=append(tree.parents, parents),
-    depths=append(tree.depths, depths),
-    log_probs=append(tree.log_probs, log_probs),
-    cache_slots=fill(tree.cache_slots, state.NO_SLOT),
-    is_looked_up=fill(tree.is_looked_up, is_looked_up),
-  )
+  packed = jnp.concatenate([tree.packed, new.pack()], axis=1)
+  return tree.replace(packed=packed)
 
 
-def fit(
-  wide: state.DraftTree, is_new: jax.Array, capacity: int
-) -> state.DraftTree:
-  """Cuts a tree to its capacity, where the least probable candidates go.
-
-  Args:
-    wide: tree from `widen`.
-    is_new: bool[B, X] new candidates that count.
-    capacity: N.
-  """
-  is_old = jnp.arange(capacity)[None] < wide.size[:, None]
-  is_node = jnp.concatenate([is_old, is_new], axis=1)
-  is_kept = is_node & ~_surplus(wide, is_node, capacity)
-  return state.keep(wide, is_kept, capacity)
+def fit(wide: state.DraftTree, capacity: int) -> state.DraftTree:
+  """Cuts a tree to its capacity, where the least probable candidates go."""
+  # Else XLA works the weights out again in each comparison.
+  wide = jax.lax.optimization_barrier(wide)
+  nodes = wide.nodes
+  is_candidate = nodes.is_node & (nodes.cache_slots == state.NO_SLOT)
+  num_surplus = arrays.count(nodes.is_node) - capacity
+  is_surplus = _least(nodes.log_probs, is_candidate, num_surplus, capacity)
+  return state.keep(wide, nodes.is_node & ~is_surplus, capacity)
 
 
-def _surplus(wide, is_node, capacity):
-  """Returns bool[B, N + X], the candidates without a place."""
-  is_candidate = is_node & (wide.cache_slots == state.NO_SLOT)
-  scores = jnp.where(is_candidate, -wide.log_probs, -jnp.inf)
-  # Of equal weights the higher index goes first, and top_k prefers the lower.
-  num_new = wide.capacity - capacity
-  _, places = jax.lax.top_k(scores[:, ::-1], num_new)
-  num_surplus = arrays.count(is_node) - capacity
-  is_surplus = jnp.arange(num_new)[None] < num_surplus[:, None]
-  none = jnp.zeros_like(is_node)
-  return arrays.put(none, wide.capacity - 1 - places, is_surplus, is_surplus)
+def _least(weights, is_candidate, counts, capacity):
+  """Returns bool[B, N + X], the i32[B] least probable candidates."""
+  # Of equal weights the later one goes first, and top_k prefers the earlier.
+  scores = jnp.where(is_candidate, -weights, -jnp.inf)[:, ::-1]
+  scores, places = jax.lax.top_k(scores, weights.shape[1] - capacity)
+  last = counts[:, None] - 1
+  least = -arrays.take(scores, last)
+  place = weights.shape[1] - 1 - arrays.take(places, last)
+  is_later = jnp.arange(weights.shape[1])[None] >= place
+  is_least = (weights < least) | ((weights == least) & is_later)
+  return is_least & is_candidate & (last >= 0)
 
 
 def raise_weights(
@@ -78,22 +52,25 @@ def raise_weights(
   """Makes nodes more probable, and with them all that hangs below.
 
   Args:
-    tree: may have longer arrays of nodes than its capacity.
+    tree: tree that may have more places than its capacity.
     nodes: i32[B, X].
     log_probs: f32[B, X] their log-probability after their parents, at most
       zero; it counts where it is better than that in the tree.
     is_used: bool[B, X].
   """
-  parents = arrays.take(tree.parents, nodes)
-  known = arrays.take(tree.log_probs, nodes) - arrays.take(
-    tree.log_probs, parents
-  )
+  known = tree.nodes_at(nodes)
+  above = arrays.take(tree.nodes.log_probs, known.parents)
   # Less than the true gain by at least what rounding can make of it.
-  gains = jnp.maximum(jnp.floor((log_probs - known) / _QUANTUM - 0.5), 0.0)
-  gains = arrays.put(
-    jnp.zeros_like(tree.log_probs), nodes, gains * _QUANTUM, is_used
+  gains = (log_probs - (known.log_probs - above)) / _QUANTUM - 0.5
+  gains = jnp.maximum(jnp.floor(gains), 0.0) * _QUANTUM
+  is_raised = nodes[:, None] == jnp.arange(tree.capacity)[None, :, None]
+  index = arrays.last_of(is_raised & is_used[:, None])
+  gains = jnp.where(index < 0, 0.0, arrays.take(gains, index))
+  raised = tree.nodes
+  raised = raised.replace(
+    log_probs=raised.log_probs + state.path_sums(tree, gains)
   )
-  return tree.replace(log_probs=tree.log_probs + state.path_sums(tree, gains))
+  return tree.replace(packed=raised.pack())
 
 
 def round_down(log_probs: jax.Array) -> jax.Array:

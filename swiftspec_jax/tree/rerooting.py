@@ -47,54 +47,66 @@ def reroot(
     num_tokens: i32[B] number of tokens that count. A row with none stays as it
       is.
   """
-  is_path = walk(tree, token_ids)
-  is_root = is_path & (tree.depths == num_tokens[:, None])
-  root = jnp.argmax(is_root, axis=1).astype(jnp.int32)[:, None]
-  root_slot = arrays.take(tree.cache_slots, root)
-  is_found = jnp.any(is_root, axis=1)
-  is_hit = is_found & (root_slot[:, 0] != state.NO_SLOT)
-  slots = tree.cache_slots
-  is_committed = arrays.put(
-    jnp.zeros(tree.row_mask.shape[:2], bool),
-    slots,
-    is_path & (tree.depths < num_tokens[:, None]),
-    slots != state.NO_SLOT,
+  path = descend(tree, token_ids[:, None])[:, 0]
+  path = jnp.concatenate(
+    [jnp.full_like(path[:, :1], state.ROOT_INDEX), path], axis=1
   )
+  slots = arrays.take(tree.nodes.cache_slots, path)
+  slots = jnp.where(path == state.NO_NODE, state.NO_SLOT, slots)
+  root = arrays.take(path, num_tokens[:, None])
+  root_slot = arrays.take(slots, num_tokens[:, None])
+  is_found = root[:, 0] != state.NO_NODE
+  is_hit = root_slot[:, 0] != state.NO_SLOT
+  is_committed = slots != state.NO_SLOT
+  is_committed &= jnp.arange(path.shape[1])[None] < num_tokens[:, None]
   sees_root = arrays.take(tree.row_mask, root_slot[:, :, None], axis=2)
-  sees_root = sees_root[:, :, 0]
-  is_surviving = sees_root & is_hit[:, None]
+  is_surviving = sees_root[:, :, 0] & is_hit[:, None]
 
   last = arrays.take(token_ids, num_tokens[:, None] - 1)[:, 0]
-  old_root = tree.token_ids[:, state.ROOT_INDEX]
   fresh = state.new_tree(
-    jnp.where(num_tokens > 0, last, old_root),
+    jnp.where(num_tokens > 0, last, tree.root_token_ids),
     capacity=tree.capacity,
     num_cache_rows=tree.num_cache_rows,
     chain_length=tree.chain_length,
   )
   num_committed = arrays.count(is_committed)
-  committed = arrays.indices_of(is_committed, tree.num_cache_rows)
   survivors = arrays.indices_of(is_surviving, tree.num_cache_rows)
-  places = jnp.arange(tree.num_cache_rows)[None] - num_committed[:, None]
+  subtree = _subtree(tree, root, is_surviving, survivors)
+  rows = jnp.arange(tree.num_cache_rows)[None]
+  places = rows - num_committed[:, None]
   result = Reroot(
     outcome=is_found.astype(jnp.int32) + is_hit.astype(jnp.int32),
-    path=jnp.where(places < 0, committed, arrays.take(survivors, places)),
+    # What is above an expanded node is expanded, so the first ones are.
+    path=jnp.where(
+      places < 0, arrays.take(slots, rows), arrays.take(survivors, places)
+    ),
     num_committed=num_committed,
-    num_surviving=arrays.count(is_surviving),
+    num_surviving=subtree.num_expanded,
   )
-  subtree = _subtree(tree, root, is_surviving, survivors)
   return _choose(is_hit, subtree, fresh), result
 
 
-def walk(tree: state.DraftTree, token_ids: jax.Array) -> jax.Array:
-  """Returns bool[B, N], the nodes that a text i32[B, T] after the root passes.
+def descend(tree: state.DraftTree, token_ids: jax.Array) -> jax.Array:
+  """Returns i32[B, C, D], the nodes that texts after the root pass.
 
-  Those deeper than T mean nothing.
+  They are NO_NODE from the first token on that has none.
+
+  Args:
+    tree: tree of N nodes.
+    token_ids: i32[B, C, D].
   """
-  wanted = arrays.take(token_ids, tree.depths - 1)
-  is_match = (tree.depths == 0) | (tree.token_ids == wanted)
-  is_match &= tree.status != state.EMPTY
-  return ~state.path_sums(tree, ~is_match)
+  nodes = tree.nodes
+
+  def step(parents, token_ids):
+    is_child = nodes.parents[:, None] == parents[:, :, None]
+    is_child &= nodes.token_ids[:, None] == token_ids[:, :, None]
+    is_child &= (parents != state.NO_NODE)[:, :, None]
+    found = arrays.last_of(is_child)
+    return found, found
+
+  roots = jnp.full(token_ids.shape[:2], state.ROOT_INDEX)
+  _, path = jax.lax.scan(step, roots, jnp.moveaxis(token_ids, 2, 0))
+  return jnp.moveaxis(path, 0, 2)
 
 
 @jax.vmap
@@ -112,19 +124,26 @@ def _subtree(tree, root, is_surviving, survivors):
     is_surviving: bool[B, M] the rows at and below the root.
     survivors: i32[B, M] their indices in order.
   """
-  rows = jnp.arange(tree.num_cache_rows)[None]
-  is_row = rows < arrays.count(is_surviving)[:, None]
+  ranks = arrays.ranks(is_surviving)
+  num_surviving = ranks[:, -1] + 1
+  is_row = jnp.arange(tree.num_cache_rows)[None] < num_surviving[:, None]
   row_mask = arrays.take(tree.row_mask, survivors[:, :, None])
   row_mask = arrays.take(row_mask, survivors[:, None], axis=2)
   # Candidates go with the nearest row above them.
-  is_expanded = tree.cache_slots != state.NO_SLOT
   slots = state.slots_above(tree)
-  new_slots = arrays.take(arrays.ranks(is_surviving), slots)
-  is_kept = (tree.status != state.EMPTY) & arrays.take(is_surviving, slots)
+  nodes, old_root = tree.nodes, tree.nodes_at(root)
+  is_expanded = nodes.cache_slots != state.NO_SLOT
+  is_kept = nodes.is_node & arrays.take(is_surviving, slots)
+  nodes = nodes.replace(
+    depths=nodes.depths - old_root.depths,
+    log_probs=nodes.log_probs - old_root.log_probs,
+    cache_slots=jnp.where(
+      is_expanded, arrays.take(ranks, slots), state.NO_SLOT
+    ),
+  )
   tree = tree.replace(
-    depths=tree.depths - arrays.take(tree.depths, root),
-    log_probs=tree.log_probs - arrays.take(tree.log_probs, root),
-    cache_slots=jnp.where(is_expanded, new_slots, state.NO_SLOT),
+    packed=nodes.pack(),
     row_mask=row_mask & is_row[:, :, None] & is_row[:, None],
+    num_expanded=num_surviving,
   )
   return state.keep(tree, is_kept, tree.capacity)

@@ -30,20 +30,17 @@ def select(
     num_nodes: T, most nodes of a row, the root included.
     budgets: i32[B] most nodes of each row, the root left out; None for T - 1.
   """
-  weights, nodes = jax.lax.top_k(tree.log_probs, num_nodes)
+  weights, indices = jax.lax.top_k(tree.nodes.log_probs, num_nodes)
+  nodes = tree.nodes_at(indices)
   is_node = weights > -jnp.inf
   if budgets is not None:  # parents come first, so any first nodes are a tree
     is_node &= jnp.arange(num_nodes)[None] <= budgets[:, None]
-  is_parent = arrays.take(tree.parents, nodes)[:, :, None] == nodes[:, None]
-  has_parent = is_node & jnp.any(is_parent, axis=2)
-  parents = jnp.argmax(is_parent, axis=2).astype(jnp.int32)
+  parents = arrays.last_of(nodes.parents[:, :, None] == indices[:, None])
   return Selection(
-    token_ids=jnp.where(
-      is_node, arrays.take(tree.token_ids, nodes), types.PLACEHOLDER_TOKEN_ID
-    ),
-    parents=jnp.where(has_parent, parents, state.NO_PARENT),
-    depths=jnp.where(is_node, arrays.take(tree.depths, nodes), 0),
+    token_ids=jnp.where(is_node, nodes.token_ids, types.PLACEHOLDER_TOKEN_ID),
+    parents=jnp.where(is_node, parents, state.NO_PARENT),
+    depths=jnp.where(is_node, nodes.depths, 0),
     log_probs=jnp.where(is_node, weights, -jnp.inf),
-    is_looked_up=is_node & arrays.take(tree.is_looked_up, nodes),
+    is_looked_up=is_node & nodes.is_looked_up,
     size=arrays.count(is_node),
   )

@@ -13,29 +13,84 @@ EMPTY, CANDIDATE, EXPANDED = range(3)  # status of a node
 
 
 @struct.dataclass(frozen=True, kw_only=True)
-class DraftTree:
-  """One tree for each row; entries from `size` on are empty."""
+class Nodes:
+  """What is known of nodes [B, any]."""
 
-  token_ids: jax.Array  # i32[B, N]
-  parents: jax.Array  # i32[B, N]
-  depths: jax.Array  # i32[B, N] 0 for the root
-  log_probs: jax.Array  # f32[B, N] sum from the root: the weight of the node
-  # i32[B, N] row of the draft's cache, counted from the end of the prefix;
-  # NO_SLOT for candidates.
+  token_ids: jax.Array  # i32
+  parents: jax.Array  # i32
+  depths: jax.Array  # i32; 0 for the root
+  # f32 sum from the root: the weight of the node; -inf where there is none.
+  log_probs: jax.Array
+  # i32 row of the draft's cache, counted from the end of the prefix; NO_SLOT
+  # for candidates.
   cache_slots: jax.Array
-  is_looked_up: jax.Array  # bool[B, N] came of a text first, not of the draft
+  is_looked_up: jax.Array  # bool; came of a text first, not of the draft
+
+  def pack(self) -> jax.Array:
+    """Returns i32[B, any, 6], which moves in one piece."""
+    bits = jax.lax.bitcast_convert_type(self.log_probs, jnp.int32)
+    fields = jax.tree.leaves(self.replace(log_probs=bits))
+    return jnp.stack([x.astype(jnp.int32) for x in fields], axis=2)
+
+  @classmethod
+  def unpack(cls, packed: jax.Array) -> 'Nodes':
+    fields = [packed[:, :, i] for i in range(packed.shape[2])]
+    nodes = jax.tree.unflatten(jax.tree.structure(_empty()), fields)
+    log_probs = jax.lax.bitcast_convert_type(nodes.log_probs, jnp.float32)
+    return nodes.replace(
+      log_probs=log_probs, is_looked_up=nodes.is_looked_up != 0
+    )
+
+  @property
+  def is_node(self) -> jax.Array:
+    """bool[B, any], False for empty places."""
+    return self.log_probs > -jnp.inf
+
+
+def _empty():
+  """Returns what an empty place holds."""
+  return Nodes(
+    token_ids=types.PLACEHOLDER_TOKEN_ID,
+    parents=NO_PARENT,
+    depths=0,
+    log_probs=-jnp.inf,
+    cache_slots=NO_SLOT,
+    is_looked_up=False,
+  )
+
+
+@struct.dataclass(frozen=True, kw_only=True)
+class DraftTree:
+  """One tree for each row; places from `size` on are empty."""
+
+  packed: jax.Array  # i32[B, N, 6] the packed `Nodes`
   # bool[B, M, M] which rows the node of a row sees: its ancestors' and its
   # own. Kept, because it costs one lookup for each new row; to derive it from
   # the parents takes log2(N) passes over the tree in each expansion.
   row_mask: jax.Array
   size: jax.Array  # i32[B] nodes
+  num_expanded: jax.Array  # i32[B] also the first free row of the cache
   # Most candidates one below the other; 1 if all nodes come of `expand`.
   chain_length: int = struct.field(pytree_node=False, default=1)
 
   @property
+  def nodes(self) -> Nodes:
+    """The nodes [B, N]."""
+    return Nodes.unpack(self.packed)
+
+  def nodes_at(self, indices: jax.Array) -> Nodes:
+    """Returns the nodes i32[B, any]."""
+    return Nodes.unpack(arrays.take(self.packed, indices[:, :, None]))
+
+  @property
+  def root_token_ids(self) -> jax.Array:
+    """i32[B]."""
+    return self.nodes.token_ids[:, ROOT_INDEX]
+
+  @property
   def capacity(self) -> int:
     """N."""
-    return self.token_ids.shape[1]
+    return self.packed.shape[1]
 
   @property
   def num_cache_rows(self) -> int:
@@ -45,14 +100,9 @@ class DraftTree:
   @property
   def status(self) -> jax.Array:
     """i32[B, N]: EMPTY, CANDIDATE or EXPANDED."""
-    is_node = jnp.arange(self.capacity)[None] < self.size[:, None]
-    status = jnp.where(self.cache_slots == NO_SLOT, CANDIDATE, EXPANDED)
-    return jnp.where(is_node, status, EMPTY)
-
-  @property
-  def num_expanded(self) -> jax.Array:
-    """i32[B]: also the first free row of the cache."""
-    return arrays.count(self.status == EXPANDED)
+    nodes = self.nodes
+    status = jnp.where(nodes.cache_slots == NO_SLOT, CANDIDATE, EXPANDED)
+    return jnp.where(nodes.is_node, status, EMPTY)
 
 
 def new_tree(
@@ -81,47 +131,48 @@ def new_tree(
       f'got {num_cache_rows}'
     )
   batch_size = root_token_ids.shape[0]
-  shape = (batch_size, capacity)
-
-  def nodes(root, fill, dtype):
-    return jnp.full(shape, fill, dtype).at[:, ROOT_INDEX].set(root)
-
+  empty = _empty()
+  root = empty.replace(token_ids=root_token_ids[:, None], log_probs=0.0)
+  is_root = jnp.arange(capacity)[None] == ROOT_INDEX
+  nodes = jax.tree.map(
+    lambda root, empty: jnp.broadcast_to(
+      jnp.where(is_root, root, empty), (batch_size, capacity)
+    ),
+    root,
+    empty,
+  )
   return DraftTree(
-    token_ids=nodes(root_token_ids, types.PLACEHOLDER_TOKEN_ID, jnp.int32),
-    parents=jnp.full(shape, NO_PARENT, jnp.int32),
-    depths=jnp.zeros(shape, jnp.int32),
-    log_probs=nodes(0.0, -jnp.inf, jnp.float32),
-    cache_slots=jnp.full(shape, NO_SLOT, jnp.int32),
-    is_looked_up=jnp.zeros(shape, bool),
+    packed=nodes.pack(),
     row_mask=jnp.zeros((batch_size, num_cache_rows, num_cache_rows), bool),
     size=jnp.ones(batch_size, jnp.int32),
+    num_expanded=jnp.zeros(batch_size, jnp.int32),
     chain_length=chain_length,
   )
 
 
 def path_sums(tree: DraftTree, values: jax.Array) -> jax.Array:
-  """Returns [B, N], the sum of the values of a node and all nodes above it.
+  """Returns f32[B, N], the sum of the values of a node and all nodes above it.
 
   Args:
-    tree: may have longer arrays of nodes than its capacity.
-    values: [B, N]. Of flags the result is whether any is True.
+    tree: tree that may have more places than its capacity.
+    values: f32[B, N].
   """
-  is_flag = values.dtype == jnp.bool_
-  total, add = (jnp.any, jnp.logical_or) if is_flag else (jnp.sum, jnp.add)
-  slots, zero = tree.cache_slots, jnp.zeros((), values.dtype)
-  rows = jnp.zeros(tree.row_mask.shape[:2], values.dtype)
-  rows = arrays.put(rows, slots, values, slots != NO_SLOT)
-  row_sums = total(jnp.where(tree.row_mask, rows[:, None], zero), axis=2)
-  parent_slots = arrays.take(slots, tree.parents)
-  has_parent = tree.parents != NO_PARENT
+  nodes = tree.nodes
+  rows = jnp.arange(tree.num_cache_rows)[None, :, None]
+  owners = arrays.last_of(nodes.cache_slots[:, None] == rows)
+  row_values = jnp.where(owners == NO_NODE, 0.0, arrays.take(values, owners))
+  row_sums = arrays.sums_where(tree.row_mask, row_values)
+  parent_slots = arrays.take(nodes.cache_slots, nodes.parents)
+  has_parent = nodes.parents != NO_PARENT
   has_row_above = has_parent & (parent_slots != NO_SLOT)
-  above = jnp.where(has_row_above, arrays.take(row_sums, parent_slots), zero)
-  sums = add(values, above)
+  sums = values + jnp.where(
+    has_row_above, arrays.take(row_sums, parent_slots), 0.0
+  )
   # Candidates below candidates.
-  jumps = jnp.where(has_row_above, NO_PARENT, tree.parents)
+  jumps = jnp.where(has_row_above, NO_PARENT, nodes.parents)
   for _ in range(_num_doublings(tree)):
     is_done = jumps == NO_PARENT
-    sums = add(sums, jnp.where(is_done, zero, arrays.take(sums, jumps)))
+    sums += jnp.where(is_done, 0.0, arrays.take(sums, jumps))
     jumps = jnp.where(is_done, NO_PARENT, arrays.take(jumps, jumps))
   return sums
 
@@ -131,12 +182,12 @@ def slots_above(tree: DraftTree) -> jax.Array:
 
   It is NO_SLOT if there is none.
   """
-  is_end = (tree.cache_slots != NO_SLOT) | (tree.parents == NO_PARENT)
-  nodes = jnp.arange(tree.capacity)[None]
-  jumps = jnp.where(is_end, nodes, tree.parents)
+  nodes = tree.nodes
+  is_end = (nodes.cache_slots != NO_SLOT) | (nodes.parents == NO_PARENT)
+  jumps = jnp.where(is_end, jnp.arange(tree.capacity)[None], nodes.parents)
   for _ in range(_num_doublings(tree)):
     jumps = arrays.take(jumps, jumps)
-  return arrays.take(tree.cache_slots, jumps)
+  return arrays.take(nodes.cache_slots, jumps)
 
 
 def _num_doublings(tree):
@@ -147,31 +198,23 @@ def keep(tree: DraftTree, is_kept: jax.Array, capacity: int) -> DraftTree:
   """Moves the kept nodes to the front, in order, and drops the others.
 
   Args:
-    tree: tree whose arrays of nodes may be longer than the capacity.
-    is_kept: bool[B, length of the arrays], at most `capacity` True in a row.
+    tree: tree that may have more places than the capacity.
+    is_kept: bool[B, places], at most `capacity` True in a row.
     capacity: N of the result.
 
   Returns:
     The tree; a kept node whose parent goes is a root.
   """
-  size = arrays.count(is_kept)
-  is_node = jnp.arange(capacity)[None] < size[:, None]
-  has_parent = (tree.parents != NO_PARENT) & arrays.take(is_kept, tree.parents)
-  new_parents = arrays.take(arrays.ranks(is_kept), tree.parents)
+  ranks = arrays.ranks(is_kept)
+  size = ranks[:, -1] + 1
   sources = arrays.indices_of(is_kept, capacity)
-
-  def move(values, fill):
-    return jnp.where(is_node, arrays.take(values, sources), fill)
-
-  return tree.replace(
-    token_ids=move(tree.token_ids, types.PLACEHOLDER_TOKEN_ID),
-    parents=move(jnp.where(has_parent, new_parents, NO_PARENT), NO_PARENT),
-    depths=move(tree.depths, 0),
-    log_probs=move(tree.log_probs, -jnp.inf),
-    cache_slots=move(tree.cache_slots, NO_SLOT),
-    is_looked_up=move(tree.is_looked_up, False),
-    size=size,
-  )
+  nodes = tree.nodes_at(sources)
+  new_parents = arrays.take(jnp.where(is_kept, ranks, NO_PARENT), nodes.parents)
+  has_parent = nodes.parents != NO_PARENT
+  nodes = nodes.replace(parents=jnp.where(has_parent, new_parents, NO_PARENT))
+  is_node = jnp.arange(capacity)[None] < size[:, None]
+  nodes = jax.tree.map(lambda x, y: jnp.where(is_node, x, y), nodes, _empty())
+  return tree.replace(packed=nodes.pack(), size=size)
 
 
 def ancestor_mask(parents: jax.Array) -> jax.Array:

@@ -159,7 +159,7 @@ def follow(
   num_rows = tree.num_cache_rows
   num_tokens = verified.num_tokens
   has_news = num_tokens > 0
-  root = tree.token_ids[:, tree_lib.ROOT_INDEX]
+  root = tree.root_token_ids
   token_ids = jnp.where(has_news[:, None], verified.token_ids, root[:, None])
   steps = jnp.arange(token_ids.shape[1])
   before = decoder.project_features(params, config, features)

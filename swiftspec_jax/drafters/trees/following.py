@@ -69,7 +69,7 @@ def follow_in_turn(params, state, verified, config, tree_config):
   with jax.named_scope('restart'):
     # A chain may have been sent before the draft has seen it.
     size = 2 if state.tree.chain_length == 1 else verified.token_ids.shape[1]
-    root = state.tree.token_ids[:, tree_lib.ROOT_INDEX]
+    root = state.tree.root_token_ids
     token_ids = jnp.where(
       (verified.num_tokens > 0)[:, None],
       _missing(verified, num_missing, size),
@@ -230,7 +230,7 @@ def restart_rows(params, state, is_new, config, tree_config):
   After a miss the token before the root may lack keys and values, too; it
   takes the first place then.
   """
-  root = state.tree.token_ids[:, tree_lib.ROOT_INDEX]
+  root = state.tree.root_token_ids
   is_missing = is_new & (state.before != types.PLACEHOLDER_TOKEN_ID)
   token_ids = jnp.stack(
     [jnp.where(is_missing, state.before, root), root], axis=1
