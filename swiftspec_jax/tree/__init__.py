@@ -1,8 +1,8 @@
 """The draft's token tree: grown, selected from and re-rooted on the device.
 
 Every function is pure, has static shapes and treats the rows of a batch on
-their own; none loops over nodes, only a verdict over its tokens, and none is
-read by the host.
+their own. None loops over nodes, only a verdict over its tokens. None is read
+by the host.
 
 Nodes stand in the order of their insertion, so a parent stands before its
 children. Of two nodes the *more probable* is the one with the higher weight
