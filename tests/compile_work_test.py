@@ -17,6 +17,7 @@ from swiftspec_jax import profiling, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.cli.flags import engine_flags
 from swiftspec_jax.config import ModelConfig, TreeConfig
+from swiftspec_jax.drafters.trees import tree_draft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 
@@ -70,6 +71,24 @@ def test_a_layer_is_six_native_calls_and_little_else(num_tokens):
   all_instructions, calls = of_layer
   assert calls == 6
   assert all_instructions <= 30
+
+
+def test_a_turn_of_a_draft_has_few_kernels():
+  """They are what has to be compiled in tree modes, not the layers."""
+  draft, sizes = model_of(1), TreeConfig()
+  state = tree_draft.init(
+    draft.config, sizes, draft.dtype, batch_size=1, capacity=64, mesh=draft.mesh
+  )
+  turn = tree_draft.take_turn.lower(
+    draft.params,
+    state,
+    np.zeros((1, sizes.num_nodes + 1), np.int32),
+    config=draft.config,
+    tree_config=sizes,
+    num_nodes=sizes.num_nodes,
+    num_steps=sizes.num_turn_steps,
+  )
+  assert turn.compile().as_text().count(' fusion(') <= 200
 
 
 def test_a_server_has_few_programs():
