@@ -101,8 +101,6 @@ def expand(
   leaves: Leaves,
   child_token_ids: jax.Array,
   child_log_probs: jax.Array,
-  *,
-  may_be_known: bool = True,
 ) -> state.DraftTree:
   """Marks leaves as expanded and adds their children as candidates.
 
@@ -116,13 +114,9 @@ def expand(
     child_token_ids: i32[B, W, K] tokens; those of one leaf must differ.
     child_log_probs: f32[B, W, K] log-softmax of the draft. Tokens with
       probability zero (-inf) are no children.
-    may_be_known: whether `add_chains` may have added children of the leaves.
   """
-  may_be_known &= tree.chain_length > 1
   tree = _mark_expanded(tree, leaves)
-  return _add_children(
-    tree, leaves.nodes, child_token_ids, child_log_probs, may_be_known
-  )
+  return _add_children(tree, leaves.nodes, child_token_ids, child_log_probs)
 
 
 def _mark_expanded(tree, leaves):
@@ -147,7 +141,7 @@ def _mark_expanded(tree, leaves):
   )
 
 
-def _add_children(tree, parents, token_ids, log_probs, may_be_known):
+def _add_children(tree, parents, token_ids, log_probs):
   """Adds tokens [B, W, K] after nodes i32[B, W], or none after NO_NODE."""
   batch_size, _, branching = token_ids.shape
   token_ids, log_probs = (
@@ -156,7 +150,7 @@ def _add_children(tree, parents, token_ids, log_probs, may_be_known):
   parents = jnp.repeat(parents, branching, axis=1)
   above = tree.nodes_at(parents)
   is_child = parents != state.NO_NODE
-  if may_be_known:
+  if tree.chain_length > 1:
     twins = _twins(tree, parents, token_ids)
     is_child &= twins == state.NO_NODE
   new = above.replace(
@@ -168,7 +162,7 @@ def _add_children(tree, parents, token_ids, log_probs, may_be_known):
     is_looked_up=jnp.zeros_like(is_child),
   )
   wide = insertion.widen(tree, new)
-  if may_be_known:
+  if tree.chain_length > 1:
     has_twin = (twins != state.NO_NODE) & (log_probs > -jnp.inf)
     wide = insertion.raise_weights(wide, twins, log_probs, has_twin)
   return insertion.fit(wide, tree.capacity)
