@@ -90,33 +90,25 @@ class LiveCosts:
     """Returns whether the step should try a length.
 
     None is due in a step that would tell nothing: without rows to draft for, or
-    whose time does not count, as it does in plain steps.
+    whose time does not count.
     """
-    is_told = not view.num_unread_tokens or self._length_to_try == 0
-    return view.step >= self._next_try and view.num_rows > 0 and is_told
+    is_told = view.num_rows > 0 and not view.num_unread_tokens
+    return view.step >= self._next_try and is_told
 
   def due(self, view: policies.StepView) -> int | None:
     """Returns the index of a declared length that the step should try."""
     if not self.is_due(view):
       return None
-    length = self._length_to_try
-    is_second = self._num_tries % 2 == 1
+    # Each is tried in two steps, as one alone does not count.
+    place, is_second = divmod(self._num_tries, 2)
     self._num_tries += 1
     if is_second:
       self._gap = min(2 * self._gap, _TRY_EVERY)
     self._next_try = view.step + (self._gap if is_second else 1)
-    return length
-
-  @property
-  def _length_to_try(self) -> int:
-    """Index of the next length that is due.
-
-    Each is tried in two steps, as one alone does not count. Lengths that are
-    far apart tell most of those between them. The first one is 0: plain steps
-    cost little, and the first drafts show whether they pay.
-    """
-    place = self._num_tries // 2
-    return place * self._stride % len(self._buckets.lengths)
+    # Lengths that are far apart tell most of those between them. The second one
+    # is 0: trees may take as many forwards whatever their length, which tells
+    # nothing of plain steps.
+    return (1 - place) * self._stride % len(self._buckets.lengths)
 
   def observe(self, outcome: policies.Outcome) -> None:
     """Takes the time of a step."""
