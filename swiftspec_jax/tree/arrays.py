@@ -39,6 +39,12 @@ def last_of(flags: jax.Array) -> jax.Array:
   return jnp.max(jnp.where(_split(flags), places, 0), (-2, -1)) - 1
 
 
+def places_in(indices: jax.Array, size: int) -> jax.Array:
+  """Returns i32[B, size], the last place of each number in i32[B, n], or -1."""
+  numbers = jnp.arange(size)[None, :, None]
+  return last_of(indices[:, None] == numbers)
+
+
 def _split(values):
   """Returns values [..., n] in two axes, with zeros after the n."""
   size = values.shape[-1]

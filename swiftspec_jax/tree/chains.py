@@ -33,9 +33,7 @@ def add_chains(
   def flat(values):
     return values.reshape(batch_size, -1)
 
-  tree = insertion.raise_weights(
-    tree, flat(twins), flat(log_probs), flat(has_twin)
-  )
+  tree = insertion.raise_weights(tree, flat(twins), flat(log_probs))
   # Below the last token that is in the tree, or below the root.
   num_twins = has_twin.sum(axis=2, keepdims=True)
   depths = jnp.broadcast_to(jnp.arange(1, length + 1)[None, None], twins.shape)

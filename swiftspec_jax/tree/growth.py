@@ -121,14 +121,13 @@ def expand(
 
 def _mark_expanded(tree, leaves):
   """Gives leaves their rows of the cache."""
-  is_leaf = leaves.nodes != state.NO_NODE
+  num_leaves = arrays.count(leaves.nodes != state.NO_NODE)
   first = leaves.cache_slots[:, :1]  # the others follow
-  places = jnp.arange(tree.capacity)[None, :, None]
-  leaf = arrays.last_of(is_leaf[:, None] & (leaves.nodes[:, None] == places))
+  leaf = arrays.places_in(leaves.nodes, tree.capacity)
   nodes = tree.nodes
   slots = jnp.where(leaf == state.NO_NODE, nodes.cache_slots, first + leaf)
   rows = jnp.arange(tree.num_cache_rows)[None] - first
-  is_new = (rows >= 0) & (rows < arrays.count(is_leaf)[:, None])
+  is_new = (rows >= 0) & (rows < num_leaves[:, None])
   row_mask = jnp.where(
     is_new[:, :, None],
     arrays.take(leaves.attention_mask, rows[:, :, None]),
@@ -137,7 +136,7 @@ def _mark_expanded(tree, leaves):
   return tree.replace(
     packed=nodes.replace(cache_slots=slots).pack(),
     row_mask=row_mask,
-    num_expanded=tree.num_expanded + arrays.count(is_leaf),
+    num_expanded=tree.num_expanded + num_leaves,
   )
 
 
@@ -151,7 +150,7 @@ def _add_children(tree, parents, token_ids, log_probs):
   above = tree.nodes_at(parents)
   is_child = parents != state.NO_NODE
   if tree.chain_length > 1:
-    twins = _twins(tree, parents, token_ids)
+    twins = state.find_children(tree, parents, token_ids)
     is_child &= twins == state.NO_NODE
   new = above.replace(
     token_ids=token_ids,
@@ -163,17 +162,8 @@ def _add_children(tree, parents, token_ids, log_probs):
   )
   wide = insertion.widen(tree, new)
   if tree.chain_length > 1:
-    has_twin = (twins != state.NO_NODE) & (log_probs > -jnp.inf)
-    wide = insertion.raise_weights(wide, twins, log_probs, has_twin)
+    wide = insertion.raise_weights(wide, twins, log_probs)
   return insertion.fit(wide, tree.capacity)
-
-
-def _twins(tree, parents, token_ids):
-  """Returns i32[B, X], the nodes that equal a new child."""
-  nodes = tree.nodes
-  is_twin = nodes.parents[:, None] == parents[:, :, None]
-  is_twin &= nodes.token_ids[:, None] == token_ids[:, :, None]
-  return arrays.last_of(is_twin & (parents != state.NO_NODE)[:, :, None])
 
 
 def expand_best(

@@ -47,24 +47,21 @@ def raise_weights(
   tree: state.DraftTree,
   nodes: jax.Array,
   log_probs: jax.Array,
-  is_used: jax.Array,
 ) -> state.DraftTree:
   """Makes nodes more probable, and with them all that hangs below.
 
   Args:
     tree: tree that may have more places than its capacity.
-    nodes: i32[B, X].
+    nodes: i32[B, X]; NO_NODE for none.
     log_probs: f32[B, X] their log-probability after their parents, at most
       zero; it counts where it is better than that in the tree.
-    is_used: bool[B, X].
   """
   known = tree.nodes_at(nodes)
   above = arrays.take(tree.nodes.log_probs, known.parents)
   # Less than the true gain by at least what rounding can make of it.
   gains = (log_probs - (known.log_probs - above)) / _QUANTUM - 0.5
   gains = jnp.maximum(jnp.floor(gains), 0.0) * _QUANTUM
-  is_raised = nodes[:, None] == jnp.arange(tree.capacity)[None, :, None]
-  index = arrays.last_of(is_raised & is_used[:, None])
+  index = arrays.places_in(nodes, tree.capacity)
   gains = jnp.where(index < 0, 0.0, arrays.take(gains, index))
   raised = tree.nodes
   raised = raised.replace(

@@ -95,13 +95,9 @@ def descend(tree: state.DraftTree, token_ids: jax.Array) -> jax.Array:
     tree: tree of N nodes.
     token_ids: i32[B, C, D].
   """
-  nodes = tree.nodes
 
   def step(parents, token_ids):
-    is_child = nodes.parents[:, None] == parents[:, :, None]
-    is_child &= nodes.token_ids[:, None] == token_ids[:, :, None]
-    is_child &= (parents != state.NO_NODE)[:, :, None]
-    found = arrays.last_of(is_child)
+    found = state.find_children(tree, parents, token_ids)
     return found, found
 
   roots = jnp.full(token_ids.shape[:2], state.ROOT_INDEX)

@@ -158,8 +158,7 @@ def path_sums(tree: DraftTree, values: jax.Array) -> jax.Array:
     values: f32[B, N].
   """
   nodes = tree.nodes
-  rows = jnp.arange(tree.num_cache_rows)[None, :, None]
-  owners = arrays.last_of(nodes.cache_slots[:, None] == rows)
+  owners = arrays.places_in(nodes.cache_slots, tree.num_cache_rows)
   row_values = jnp.where(owners == NO_NODE, 0.0, arrays.take(values, owners))
   row_sums = arrays.sums_where(tree.row_mask, row_values)
   parent_slots = arrays.take(nodes.cache_slots, nodes.parents)
@@ -175,6 +174,22 @@ def path_sums(tree: DraftTree, values: jax.Array) -> jax.Array:
     sums += jnp.where(is_done, 0.0, arrays.take(sums, jumps))
     jumps = jnp.where(is_done, NO_PARENT, arrays.take(jumps, jumps))
   return sums
+
+
+def find_children(
+  tree: DraftTree, parents: jax.Array, token_ids: jax.Array
+) -> jax.Array:
+  """Returns the nodes i32[B, X] with these parents and tokens, or NO_NODE.
+
+  Args:
+    tree: tree of N nodes.
+    parents: i32[B, X]; NO_NODE has no children.
+    token_ids: i32[B, X].
+  """
+  nodes = tree.nodes
+  is_child = nodes.parents[:, None] == parents[:, :, None]
+  is_child &= nodes.token_ids[:, None] == token_ids[:, :, None]
+  return arrays.last_of(is_child & (parents != NO_NODE)[:, :, None])
 
 
 def slots_above(tree: DraftTree) -> jax.Array:
