@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "call.h"
@@ -376,20 +375,20 @@ constexpr float kFiner = kScale * (1.0f / 254.0f);
 // highest number, or none if one of the row is none.
 float quantize(const float* row, std::size_t size, std::size_t num_terms,
                std::int8_t* const* terms) {
-  float highest = 1e-30f;
-  bool is_finite = true;
-  for (std::size_t k = 0; k < size; ++k) {
-    highest = std::max(highest, std::fabs(row[k]));
-    is_finite &= std::isfinite(row[k]);
-  }
-  if (!is_finite) return std::numeric_limits<float>::quiet_NaN();
+  typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
+  const float highest = highest_size(row, size);
   const float factor = 127.0f / highest;
-  for (std::size_t k = 0; k < size; ++k) {
-    float rest = row[k] * factor;
+  for (std::size_t k = 0; k < size; k += kLanes) {
+    Floats rest = some(row, k, size) * factor;
     for (std::size_t i = 0; i < num_terms; ++i) {
-      const float integer = std::nearbyint(rest);
-      terms[i][k] = static_cast<std::int8_t>(integer);
-      rest = (rest - integer) * 254.0f;
+      const Ints integers = nearest(rest);
+      const auto bytes = __builtin_convertvector(integers, Bytes);
+      if (k + kLanes <= size) {
+        store(terms[i] + k, bytes);
+      } else {
+        std::memcpy(terms[i] + k, &bytes, size - k);
+      }
+      rest = (rest - __builtin_convertvector(integers, Floats)) * 254.0f;
     }
   }
   return highest;
@@ -409,13 +408,13 @@ void few_rows_of_integers(const Call& call) {
   const float* rows = around.normed(room);
   std::vector<std::int8_t> integers(num_terms * num_rows * num_inputs);
   std::vector<float> highest(num_rows);
-  for (std::size_t n = 0; n < num_rows; ++n) {
+  parallel_if(call.pool, integers.size(), num_rows, [&](std::size_t n) {
     std::int8_t* terms[2];
     for (std::int64_t i = 0; i < num_terms; ++i) {
       terms[i] = &integers[(i * num_rows + n) * num_inputs];
     }
     highest[n] = quantize(rows + n * num_inputs, num_inputs, num_terms, terms);
-  }
+  });
   const Prepared<Int8> given(integers.data(), num_terms * num_rows, num_inputs,
                              stride);
   const auto multiply_range = [&](std::size_t begin, std::size_t end,

@@ -9,8 +9,6 @@
 // Legend: N rows, K inputs, A outputs.
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -27,15 +25,15 @@ namespace {
 constexpr std::size_t kOutputs = 4;  // that are computed together
 constexpr std::size_t kRowsTogether = 4;  // that are rounded in a task
 constexpr std::size_t kRowsInOrder = 8;  // whose sums fit into the registers
-// From so many rows on, outputs share what is loaded of a row. With AVX-512 it
-// takes longer: 1.5 times for 16 to 512 rows of Q4_K (Zen 5).
+// Rows that a task takes at a time. If those are more, outputs share what is
+// loaded of a row, which takes 1.8 times as long with AVX-512 (Zen 5).
 #if defined(NATIVE_AVX512)
-constexpr std::size_t kManyRows = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t kRowsInCache = kRowsInOrder;
 #else
-constexpr std::size_t kManyRows = kRowsInOrder + 1;
+constexpr std::size_t kRowsInCache = 32;
 #endif
 constexpr std::size_t kCachedInputs = 1 << 14;  // of rows in the first cache
-constexpr std::size_t kRowsInCache = 32;
+constexpr std::size_t kStretch = 1 << 11;  // of more rows, at a time
 constexpr std::size_t kBlock = 32;  // numbers of a row with one scale
 constexpr std::size_t kTaskBytes = 1 << 16;  // of weights
 // Bytes between what few rows multiply and what is fetched: processors do not
@@ -142,21 +140,11 @@ struct Numbers {
 
 // Rounds block i of a part of a row to integers.
 void round_block(const float* from, std::size_t i, Numbers<kSmall>& to) {
-  std::uint32_t bits[kBlock], highest_bits = 0;
-  std::memcpy(bits, from, sizeof(bits));
-  for (std::uint32_t x : bits) {
-    highest_bits = std::max(highest_bits, x & 0x7fffffffu);
-  }
-  float highest;
-  std::memcpy(&highest, &highest_bits, sizeof(highest));
-  highest = std::isfinite(highest) ? std::max(highest, 1e-30f)
-                                   : std::numeric_limits<float>::quiet_NaN();
+  const float highest = highest_size(from, kBlock);
   const float scale = highest / 127.0f, factor = 127.0f / highest;
   std::int32_t integers[kBlock];
   for (std::size_t k = 0; k < kBlock; k += kLanes) {
-    // Above 1.5 * 2 ** 23, a float has no room for what is not an integer.
-    const Floats large = load<float>(from + k) * factor + 12582912.0f;
-    store(integers + k, (Ints)large - 0x4b400000);
+    store(integers + k, nearest(load<float>(from + k) * factor));
   }
   for (std::size_t k = 0; k < kBlock; ++k) {
     to.integers[i * kBlock + k] = static_cast<Byte>(integers[k]);
@@ -258,26 +246,27 @@ template <class F>
 }
 
 // Multiplies R rows, the last ones of which may be zeros, with some outputs, one
-// after the other: memory is read in its order, as far as the rows fit into the
-// first cache.
+// after the other; or stretch by stretch, where the rows do not fit into the first
+// cache. Memory is fetched in its order.
 template <class F, std::size_t R>
 void in_order(const Rows& rows, std::size_t first, std::size_t num_rows,
               const Byte* weights, std::size_t row_bytes,
               std::size_t num_outputs, float* results,
               std::size_t result_stride) {
-  constexpr std::size_t kInputs = kCachedInputs / R;
   const std::size_t num_inputs = rows.num_inputs;
-  const std::size_t ahead = num_inputs > kInputs ? row_bytes : kAhead;
+  const bool is_cached = num_inputs <= kCachedInputs / R;
+  const std::size_t step = is_cached ? num_inputs : kStretch / R;
+  const Byte* later =
+      weights + kAhead + (is_cached ? 0 : num_outputs * row_bytes);
   Floats sums[R][kOutputs] = {};
   Unpacker<F> unpack{num_inputs};
-  for (std::size_t begin = 0; begin < num_inputs; begin += kInputs) {
-    const std::size_t end = std::min(num_inputs, begin + kInputs);
+  for (std::size_t begin = 0; begin < num_inputs; begin += step) {
+    const std::size_t end = std::min(num_inputs, begin + step);
     for (std::size_t m = 0; m < num_outputs; ++m) {
       Floats of_output[R];
 #pragma GCC unroll 8
       for (std::size_t r = 0; r < R; ++r) of_output[r] = sums[r][m];
       const Byte* from = weights + m * row_bytes;
-      const Byte* later = from + begin / F::kSize * F::kBytes + ahead;
       const Chunk* row = rows.at(begin / kChunk) + first;
       for (std::size_t k = begin; k < end; k += F::kPart) {
 #pragma GCC unroll 8
@@ -366,18 +355,18 @@ void many_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
   }
 }
 
-// Multiplies all rows with the outputs of a range.
+// Multiplies all rows with some outputs.
 template <class F>
-void outputs(const Rows& rows, const Byte* weights, std::size_t begin,
-             std::size_t end, float* results, std::size_t result_stride) {
+void outputs(const Rows& rows, const Byte* weights, std::size_t num_outputs,
+             float* results, std::size_t result_stride) {
   const std::size_t row_bytes = rows.num_inputs / F::kSize * F::kBytes;
   for (std::size_t n = 0; n < rows.count; n += kRowsInCache) {
     const std::size_t some = std::min(kRowsInCache, rows.count - n);
-    for (std::size_t a = begin; a < end; a += kOutputs) {
-      const std::size_t size = std::min(kOutputs, end - a);
+    for (std::size_t a = 0; a < num_outputs; a += kOutputs) {
+      const std::size_t size = std::min(kOutputs, num_outputs - a);
       const Byte* from = weights + a * row_bytes;
       float* to = results + n * result_stride + a;
-      if (some >= kManyRows && size == kOutputs) {
+      if (some > kRowsInOrder && size == kOutputs) {
         many_rows<F>(rows, n, some, from, row_bytes, to, result_stride);
       } else {
         few_rows<F>(rows, n, some, from, row_bytes, size, to, result_stride);
@@ -402,8 +391,7 @@ Rows rounded(const Pool& pool, const float* rows, std::size_t num_rows,
 struct Task {
   std::int64_t kind;
   const Byte* weights;
-  std::size_t begin, end;
-  std::size_t first;  // among all outputs, that of the tensor
+  std::size_t num_outputs, first;  // first: among all outputs
 };
 
 void multiply(const Call& call) {
@@ -426,8 +414,8 @@ void multiply(const Call& call) {
           std::max<std::size_t>(kTaskBytes / row_bytes / kOutputs, 1) *
           kOutputs;
       for (std::size_t a = 0; a < count; a += size) {
-        tasks.push_back(
-            {kinds[i], weights, a, std::min(count, a + size), num_outputs});
+        tasks.push_back({kinds[i], weights + a * row_bytes,
+                         std::min(size, count - a), num_outputs + a});
       }
       num_outputs += count;
     });
@@ -439,7 +427,7 @@ void multiply(const Call& call) {
     parallel_for(call.pool, tasks.size(), [&](std::size_t i) {
       const Task& task = tasks[i];
       with_format(task.kind, [&](auto format) {
-        outputs<decltype(format)>(given, task.weights, task.begin, task.end,
+        outputs<decltype(format)>(given, task.weights, task.num_outputs,
                                   to + task.first, num_outputs);
       });
     });

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -33,6 +35,23 @@ template <class T>
   for (std::size_t i = 0; k + i < size && i < kLanes; ++i) {
     to[k + i] = narrowed<T>(x[i]);
   }
+}
+
+// Returns the highest of some numbers without their signs, at least 1e-30; or
+// none if one of them is none.
+[[gnu::always_inline]] inline float highest_size(const float* from,
+                                                 std::size_t size) {
+  // Without a sign, the bits of floats have the order of the numbers.
+  Ints bits = {};
+  for (std::size_t k = 0; k < size; k += kLanes) {
+    const Ints next = (Ints)some(from, k, size) & 0x7fffffff;
+    bits = next > bits ? next : bits;
+  }
+  const std::int32_t highest_bits = highest_of(bits);
+  float highest;
+  std::memcpy(&highest, &highest_bits, sizeof(highest));
+  return std::isfinite(highest) ? std::max(highest, 1e-30f)
+                                : std::numeric_limits<float>::quiet_NaN();
 }
 
 // Returns what a root-mean-square norm multiplies with, of sums of squares.

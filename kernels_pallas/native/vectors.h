@@ -168,6 +168,25 @@ inline auto add_halves(V v) {
   return lower_half(v, lanes) + upper_half(v, lanes);
 }
 
+// Returns the highest lane.
+template <class V>
+inline auto highest_of(V v) {
+  constexpr std::size_t half = sizeof(V) / sizeof(v[0]) / 2;
+  if constexpr (half == 1) {
+    return std::max(v[0], v[1]);
+  } else {
+    constexpr auto lanes = std::make_index_sequence<half>();
+    const auto a = lower_half(v, lanes), b = upper_half(v, lanes);
+    return highest_of(a > b ? a : b);
+  }
+}
+
+// Returns the nearest integers, of two the even one. Numbers are below 2 ** 22.
+inline Ints nearest(Floats x) {
+  // Above 1.5 * 2 ** 23, a float has no room for what is not an integer.
+  return (Ints)(x + 12582912.0f) - 0x4b400000;
+}
+
 // Adds neighbouring groups of `size` lanes of a and b: results alternate.
 template <std::size_t size, class V, std::size_t... I>
 inline V join(V a, V b, std::index_sequence<I...>) {
