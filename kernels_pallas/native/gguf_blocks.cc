@@ -201,27 +201,39 @@ class Rows {
 template <class F>
 constexpr std::size_t kPartBytes = F::kPart / F::kSize * F::kBytes;
 
-// Unpacks the weights of outputs.
+// Weights of a tensor.
 template <class F>
-struct Unpacker {
-  const std::size_t num_inputs;
-  Byte rest[kPartBytes<F>] = {};  // what follows the last weights is zero
+class Weights {
+ public:
+  Weights(const Byte* first, std::size_t bytes, std::size_t num_inputs)
+      : row_bytes(num_inputs / F::kSize * F::kBytes),
+        num_outputs(bytes / row_bytes),
+        first_(first) {}
 
-  // Unpacks those from input k on.
-  [[gnu::always_inline]] Part<F::kPart> operator()(const Byte* weights,
-                                                   std::size_t k) {
-    const Byte* from = weights + k / F::kSize * F::kBytes;
-    if (F::kSize < F::kPart && num_inputs < k + F::kPart) {
-      Byte* to = rest;
-      for (; k < num_inputs; k += F::kSize, to += F::kBytes) {
-        std::memcpy(to, from + (to - rest), F::kBytes);
-      }
+  const Byte* of(std::size_t output) const {
+    return first_ + output * row_bytes;
+  }
+
+  // Unpacks those of an output from input k on. What follows its last inputs is
+  // of the next output, or zero; where rows are multiplied, theirs are zero.
+  [[gnu::always_inline]] Part<F::kPart> unpack(std::size_t output,
+                                               std::size_t k) const {
+    const Byte* from = of(output) + k / F::kSize * F::kBytes;
+    Byte rest[kPartBytes<F>];
+    if (F::kSize < F::kPart && of(num_outputs) < from + kPartBytes<F>) {
+      Byte* end = std::copy(from, of(num_outputs), rest);
+      std::fill(end, rest + kPartBytes<F>, Byte());
       from = rest;
     }
     Part<F::kPart> part;
     F::unpack(from, part);
     return part;
   }
+
+  const std::size_t row_bytes, num_outputs;
+
+ private:
+  const Byte* const first_;
 };
 
 // Returns chunk i of a part, ready to be multiplied.
@@ -245,28 +257,24 @@ template <class F>
   sum = multiply_add(weights.offsets, row.offsets, sum);
 }
 
-// Multiplies R rows, the last ones of which may be zeros, with some outputs, one
-// after the other; or stretch by stretch, where the rows do not fit into the first
-// cache. Memory is fetched in its order.
+// Multiplies R rows, the last ones of which may be zeros, with outputs from m on,
+// one after the other; or stretch by stretch, where the rows do not fit into the
+// first cache. Memory is fetched in its order.
 template <class F, std::size_t R>
 void in_order(const Rows& rows, std::size_t first, std::size_t num_rows,
-              const Byte* weights, std::size_t row_bytes,
-              std::size_t num_outputs, float* results,
-              std::size_t result_stride) {
+              const Weights<F>& weights, std::size_t m, std::size_t num_outputs,
+              float* results, std::size_t result_stride) {
   const std::size_t num_inputs = rows.num_inputs;
   const bool is_cached = num_inputs <= kCachedInputs / R;
   const std::size_t step = is_cached ? num_inputs : kStretch / R;
-  const Byte* later =
-      weights + kAhead + (is_cached ? 0 : num_outputs * row_bytes);
+  const Byte* later = weights.of(is_cached ? m : m + num_outputs) + kAhead;
   Floats sums[R][kOutputs] = {};
-  Unpacker<F> unpack{num_inputs};
   for (std::size_t begin = 0; begin < num_inputs; begin += step) {
     const std::size_t end = std::min(num_inputs, begin + step);
-    for (std::size_t m = 0; m < num_outputs; ++m) {
+    for (std::size_t a = 0; a < num_outputs; ++a) {
       Floats of_output[R];
 #pragma GCC unroll 8
-      for (std::size_t r = 0; r < R; ++r) of_output[r] = sums[r][m];
-      const Byte* from = weights + m * row_bytes;
+      for (std::size_t r = 0; r < R; ++r) of_output[r] = sums[r][a];
       const Chunk* row = rows.at(begin / kChunk) + first;
       for (std::size_t k = begin; k < end; k += F::kPart) {
 #pragma GCC unroll 8
@@ -274,7 +282,7 @@ void in_order(const Rows& rows, std::size_t first, std::size_t num_rows,
           __builtin_prefetch(later + i);
         }
         later += kPartBytes<F>;
-        const Part<F::kPart> part = unpack(from, k);
+        const Part<F::kPart> part = weights.unpack(m + a, k);
         for_chunks([&](auto i) {
           const Chunk chunk = ready<F, i()>(part);
 #pragma GCC unroll 8
@@ -285,7 +293,7 @@ void in_order(const Rows& rows, std::size_t first, std::size_t num_rows,
         }, kChunksOf<F::kPart>);
       }
 #pragma GCC unroll 8
-      for (std::size_t r = 0; r < R; ++r) sums[r][m] = of_output[r];
+      for (std::size_t r = 0; r < R; ++r) sums[r][a] = of_output[r];
     }
   }
   for (std::size_t r = 0; r < num_rows; ++r, results += result_stride) {
@@ -300,47 +308,44 @@ void in_order(const Rows& rows, std::size_t first, std::size_t num_rows,
 // Does so with any number of rows, R or fewer at a time.
 template <class F, std::size_t R = kRowsInOrder>
 void few_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
-              const Byte* weights, std::size_t row_bytes,
-              std::size_t num_outputs, float* results,
-              std::size_t result_stride) {
+              const Weights<F>& weights, std::size_t m, std::size_t num_outputs,
+              float* results, std::size_t result_stride) {
   if constexpr (R > 1) {
     if (num_rows <= R / 2) {
-      return few_rows<F, R / 2>(rows, first, num_rows, weights, row_bytes,
-                                num_outputs, results, result_stride);
+      return few_rows<F, R / 2>(rows, first, num_rows, weights, m, num_outputs,
+                                results, result_stride);
     }
   }
   for (std::size_t n = 0; n < num_rows; n += R) {
-    in_order<F, R>(rows, first + n, std::min(R, num_rows - n), weights,
-                   row_bytes, num_outputs, results + n * result_stride,
-                   result_stride);
+    in_order<F, R>(rows, first + n, std::min(R, num_rows - n), weights, m,
+                   num_outputs, results + n * result_stride, result_stride);
   }
 }
 
-// Multiplies up to `kRowsInCache` rows with `kOutputs` outputs.
+// Multiplies up to `kRowsInCache` rows with `kOutputs` outputs from m on.
 template <class F>
 void many_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
-               const Byte* weights, std::size_t row_bytes, float* results,
+               const Weights<F>& weights, std::size_t m, float* results,
                std::size_t result_stride) {
   Floats sums[kRowsInCache][kOutputs];
-  Unpacker<F> unpack{rows.num_inputs};
   std::fill_n(&sums[0][0], num_rows * kOutputs, Floats{});
-  const Byte* next = weights + kOutputs * row_bytes;
+  const Byte* next = weights.of(m + kOutputs);
   for (std::size_t k = 0; k < rows.num_inputs; k += F::kPart) {
     Part<F::kPart> parts[kOutputs];
-    for (std::size_t m = 0; m < kOutputs; ++m) {
-      parts[m] = unpack(weights + m * row_bytes, k);
+    for (std::size_t a = 0; a < kOutputs; ++a) {
+      parts[a] = weights.unpack(m + a, k);
     }
     for_chunks([&](auto i) {
       Chunk chunks[kOutputs];
-      for (std::size_t m = 0; m < kOutputs; ++m) {
-        chunks[m] = ready<F, i()>(parts[m]);
+      for (std::size_t a = 0; a < kOutputs; ++a) {
+        chunks[a] = ready<F, i()>(parts[a]);
       }
       const Chunk* row = rows.at(k / kChunk + i()) + first;
       for (std::size_t r = 0; r < num_rows; ++r) {
         Chunk given = row[r];
 #pragma GCC unroll 8
-        for (std::size_t m = 0; m < kOutputs; ++m) {
-          add<F>(chunks[m], given, sums[r][m]);
+        for (std::size_t a = 0; a < kOutputs; ++a) {
+          add<F>(chunks[a], given, sums[r][a]);
         }
       }
     }, kChunksOf<F::kPart>);
@@ -355,21 +360,19 @@ void many_rows(const Rows& rows, std::size_t first, std::size_t num_rows,
   }
 }
 
-// Multiplies all rows with some outputs.
+// Multiplies all rows with the outputs of a range.
 template <class F>
-void outputs(const Rows& rows, const Byte* weights, std::size_t num_outputs,
-             float* results, std::size_t result_stride) {
-  const std::size_t row_bytes = rows.num_inputs / F::kSize * F::kBytes;
+void outputs(const Rows& rows, const Weights<F>& weights, std::size_t begin,
+             std::size_t end, float* results, std::size_t result_stride) {
   for (std::size_t n = 0; n < rows.count; n += kRowsInCache) {
     const std::size_t some = std::min(kRowsInCache, rows.count - n);
-    for (std::size_t a = 0; a < num_outputs; a += kOutputs) {
-      const std::size_t size = std::min(kOutputs, num_outputs - a);
-      const Byte* from = weights + a * row_bytes;
-      float* to = results + n * result_stride + a;
+    for (std::size_t m = begin; m < end; m += kOutputs) {
+      const std::size_t size = std::min(kOutputs, end - m);
+      float* to = results + n * result_stride + m;
       if (some > kRowsInOrder && size == kOutputs) {
-        many_rows<F>(rows, n, some, from, row_bytes, to, result_stride);
+        many_rows(rows, n, some, weights, m, to, result_stride);
       } else {
-        few_rows<F>(rows, n, some, from, row_bytes, size, to, result_stride);
+        few_rows(rows, n, some, weights, m, size, to, result_stride);
       }
     }
   }
@@ -388,10 +391,13 @@ Rows rounded(const Pool& pool, const float* rows, std::size_t num_rows,
   return result;
 }
 
+// A part of the outputs of a tensor.
 struct Task {
   std::int64_t kind;
-  const Byte* weights;
-  std::size_t num_outputs, first;  // first: among all outputs
+  const Byte* weights;  // the tensor's
+  std::size_t bytes;
+  std::size_t begin, end;
+  std::size_t first;  // among all outputs, that of the tensor
 };
 
 void multiply(const Call& call) {
@@ -404,20 +410,18 @@ void multiply(const Call& call) {
   std::vector<Task> tasks;
   for (std::size_t i = 0; i + around.kWeights < call.num_arguments(); ++i) {
     const Array tensor = call.argument(around.kWeights + i);
-    const Byte* weights = tensor.data<Byte>() + starts[i];
+    const Byte* first = tensor.data<Byte>() + starts[i];
     const std::size_t bytes = tensor.size() - starts[i];
     with_format(kinds[i], [&](auto format) {
-      using F = decltype(format);
-      const std::size_t row_bytes = num_inputs / F::kSize * F::kBytes;
-      const std::size_t count = bytes / row_bytes;
+      const Weights<decltype(format)> weights(first, bytes, num_inputs);
       const std::size_t size =
-          std::max<std::size_t>(kTaskBytes / row_bytes / kOutputs, 1) *
+          std::max<std::size_t>(kTaskBytes / weights.row_bytes / kOutputs, 1) *
           kOutputs;
-      for (std::size_t a = 0; a < count; a += size) {
-        tasks.push_back({kinds[i], weights + a * row_bytes,
-                         std::min(size, count - a), num_outputs + a});
+      for (std::size_t m = 0; m < weights.num_outputs; m += size) {
+        tasks.push_back({kinds[i], first, bytes, m,
+                         std::min(weights.num_outputs, m + size), num_outputs});
       }
-      num_outputs += count;
+      num_outputs += weights.num_outputs;
     });
   }
   std::vector<float> room;
@@ -427,8 +431,10 @@ void multiply(const Call& call) {
     parallel_for(call.pool, tasks.size(), [&](std::size_t i) {
       const Task& task = tasks[i];
       with_format(task.kind, [&](auto format) {
-        outputs<decltype(format)>(given, task.weights, task.num_outputs,
-                                  to + task.first, num_outputs);
+        const Weights<decltype(format)> weights(task.weights, task.bytes,
+                                                num_inputs);
+        outputs(given, weights, task.begin, task.end, to + task.first,
+                num_outputs);
       });
     });
   });
@@ -438,22 +444,19 @@ void take(const Call& call) {
   const Array table = call.argument(0), indices = call.argument(1);
   const auto start = call.attribute<std::int64_t>("start");
   const std::size_t num_inputs = call.result(0).last_dim();
-  const Byte* weights = table.data<Byte>() + start;
+  const Byte* first = table.data<Byte>() + start;
   const std::size_t bytes = table.size() - start;
   const auto* wanted = indices.data<std::int32_t>();
   float* result = call.result(0).data<float>();
   with_format(call.attribute<std::int64_t>("kind"), [&](auto format) {
     using F = decltype(format);
-    const std::size_t row_bytes = num_inputs / F::kSize * F::kBytes;
-    const std::int32_t last = bytes / row_bytes - 1;
-    Unpacker<F> unpack{num_inputs};
+    const Weights<F> weights(first, bytes, num_inputs);
+    const std::int32_t last = weights.num_outputs - 1;
     for (std::size_t i = 0; i < indices.size(); ++i) {
       // As XLA does with indices of no row.
       const auto index = std::clamp(wanted[i], 0, last);
-      const Byte* from = weights + index * row_bytes;
       for (std::size_t k = 0; k < num_inputs; k += F::kPart) {
-        const auto numbers =
-            Numbers<F::kPart>::of(unpack(from, k));
+        const auto numbers = Numbers<F::kPart>::of(weights.unpack(index, k));
         const std::size_t size = std::min(F::kPart, num_inputs - k);
         for (std::size_t j = 0; j < size; ++j) {
           const auto integer =
