@@ -19,7 +19,7 @@ from swiftspec_jax.server import prompts
 
 KEYS = ('first-key', 'Schlüssel')
 LIMIT = 2_000  # bytes of a body
-SHORT = json.dumps({'model': NAME, 'prompt': 'a', 'max_tokens': 1}).encode()
+SHORT = json.dumps({'prompt': 'a', 'max_tokens': 1}).encode()
 
 
 @pytest.fixture(scope='module')

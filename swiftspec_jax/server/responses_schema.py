@@ -133,7 +133,7 @@ class ResponsesRequest(JsonObject):
     'truncation': ('disabled',),
   }
 
-  model: str
+  model: str | None = None
   input: str | list[_Message | _Call | _CallOutput]
   instructions: str | None = None
   max_output_tokens: int | None = Field(None, ge=1)

@@ -53,7 +53,7 @@ class StreamOptions(JsonObject):
 class _Body(JsonObject):
   """What both kinds of requests have."""
 
-  model: str
+  model: str | None = None
   n: int = Field(1, ge=1, le=128)
   temperature: float = Field(1.0, ge=0, le=2)
   top_p: float = Field(1.0, gt=0, le=1)

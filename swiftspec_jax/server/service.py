@@ -81,9 +81,9 @@ class Service:
     self.num_open = 0
     self._on_idle: Callable[[], None] | None = None
 
-  def check_model(self, name: str) -> None:
-    """Raises HTTPException for the name of another model."""
-    if name != self.name:
+  def check_model(self, name: str | None) -> None:
+    """Raises HTTPException for the name of another model; it may be left out."""
+    if name not in (None, self.name):
       raise fastapi.HTTPException(
         404, f'there is no model {name!r}; this server has {self.name!r}'
       )

@@ -42,7 +42,7 @@ class DetokenizeRequest(JsonObject):
 async def tokenize(body: TokenizeRequest, http: fastapi.Request):
   """Returns the token ids of a prompt, as requests would have them."""
   service = http.app.state.service
-  service.check_model(body.model or service.name)
+  service.check_model(body.model)
   prompt = body.prompt
   if prompt is None:
     reads_images = service.model.config.vision is not None
@@ -65,7 +65,7 @@ async def tokenize(body: TokenizeRequest, http: fastapi.Request):
 async def detokenize(body: DetokenizeRequest, http: fastapi.Request):
   """Returns the text of token ids."""
   service = http.app.state.service
-  service.check_model(body.model or service.name)
+  service.check_model(body.model)
   tokenizer = service.model.tokenizer
   if max(body.tokens) >= len(tokenizer):
     raise errors.UserError(
