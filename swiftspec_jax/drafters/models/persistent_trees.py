@@ -37,6 +37,7 @@ from swiftspec_jax.drafters.trees.tree_draft_rows import (
   are_disjoint,
 )
 from swiftspec_jax.model import Model
+from swiftspec_jax.models import attention
 from swiftspec_jax.requests import Request
 from swiftspec_jax.scheduling.page_table import NO_PAGE
 from swiftspec_jax.step import buckets
@@ -46,6 +47,9 @@ from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.target import Target
 
 _NOT_READ = np.int64(2**40)  # tokens; more than any text has
+# Tokens of a chunk on CPUs, where all of them take time, padding too: few sizes
+# are compiled and tried, and the padding is short.
+_NATIVE_CHUNKS = 32, 128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,7 +149,7 @@ class PersistentTreeDrafter(EngineDrafter):
       UserError: the trees are not as large as declared, or the models share a
         part of their devices.
     """
-    config, tree = sizes.scheduler, draft.tree
+    config, model, tree = sizes.scheduler, draft.model, draft.tree
     if tree.num_nodes != config.buckets.max_length + 1:
       raise errors.UserError(
         f'num_nodes={tree.num_nodes} must be {config.buckets.max_length + 1}, '
@@ -156,14 +160,15 @@ class PersistentTreeDrafter(EngineDrafter):
     self._budget = config.buckets.max_query_tokens
     num_slots = config.buckets.max_rows
     self.rows = TreeDraftRows(
-      draft.model,
+      model,
       tree,
       target.model,
       num_rows=num_slots,
       max_context=config.max_context,
       timeline=timeline,
     )
-    chunks = buckets.CHUNKS
+    self._is_native = attention.is_native(model.config, model.mesh)
+    chunks = _NATIVE_CHUNKS if self._is_native else buckets.CHUNKS
     budget = max(chunks[0], self._budget)
     largest = min(budget, chunks[-1], self.rows.capacity)
     smaller = (size for size in chunks if size < largest)
@@ -334,7 +339,7 @@ class PersistentTreeDrafter(EngineDrafter):
 
     The last chunk of a row is read now, others while the target verifies.
     """
-    room, sizes = self._budget, self._chunk_sizes
+    room = self._budget
     of_target = self._target.texts(texts.page_table)
     order = np.argsort(self._num_unread(view)[rows], kind='stable')
     for row in rows[order].tolist():
@@ -346,8 +351,7 @@ class PersistentTreeDrafter(EngineDrafter):
       while room > 0 and self._num_missing[slot]:
         # The last token that was read has no keys and values yet.
         start = max(int(self._num_read[slot]) - 1, 0)
-        fitting = (size for size in sizes if size >= most - start)
-        size = next(fitting, sizes[-1])
+        size = self._chunk_size(most - start)
         is_last = most - start <= size
         if is_last and any(chunk.slot == slot for chunk in self._chunks):
           break
@@ -360,6 +364,14 @@ class PersistentTreeDrafter(EngineDrafter):
           self._num_read[slot] = min(start + size, num_known)
         room -= size
         self._is_fresh[slot] = True
+
+  def _chunk_size(self, num_tokens: int) -> int:
+    """Returns the size of the next chunk where so many tokens are unread."""
+    sizes = self._chunk_sizes
+    if self._is_native:
+      filled = (size for size in sizes if size <= num_tokens)
+      return max(filled, default=sizes[0])
+    return next((size for size in sizes if num_tokens <= size), sizes[-1])
 
   def _put_text(
     self, slot: int, known: Sequence[int], request: Request
