@@ -1,6 +1,7 @@
 """Fast, exact LLM decoding in JAX: speculation that changes no output."""
 
 import importlib
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
   from swiftspec_jax.requests import Event, Request
   from swiftspec_jax.results import GenerationResult, GenerationStats
   from swiftspec_jax.timeline import Timeline
+
+# transformers reads tokenizers here: it need not say that torch is missing.
+os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
 
 __version__ = '0.2.0'
 

@@ -337,7 +337,8 @@ class PersistentTreeDrafter(EngineDrafter):
   ) -> None:
     """Enqueues what late rows of the view read, the shortest rests first.
 
-    The last chunk of a row is read now, others while the target verifies.
+    The last chunk of a row is read now, others while the target verifies if the
+    draft has devices of its own.
     """
     room = self._budget
     of_target = self._target.texts(texts.page_table)
@@ -356,11 +357,13 @@ class PersistentTreeDrafter(EngineDrafter):
         if is_last and any(chunk.slot == slot for chunk in self._chunks):
           break
         chunk = self.rows.chunk(slot, start, size, of_target)
-        if is_last:
+        if is_last or not self.rows.is_async:
           self.rows.read(chunk)
-          self._note_read(view, np.array([row]))
         else:
           self._chunks.append(chunk)
+        if is_last:
+          self._note_read(view, np.array([row]))
+        else:
           self._num_read[slot] = min(start + size, num_known)
         room -= size
         self._is_fresh[slot] = True
