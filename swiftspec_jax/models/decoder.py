@@ -58,6 +58,7 @@ def forward_with_features(
   context: int | None = None,
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
+  is_real: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None, dense.KVCache]:
   """Runs the model over new tokens; writes but does not commit their KV.
 
@@ -76,6 +77,7 @@ def forward_with_features(
       the capacity.
     features_before: [B, T, D] features of the tokens before, see `run_layers`.
     feature_layers: static indices of layers, see `run_layers`.
+    is_real: bool[B, T] tokens that are no padding, see `run_layers`.
 
   Returns:
     Hidden states [B, T, D] before the final norm, features (see `run_layers`),
@@ -89,6 +91,8 @@ def forward_with_features(
   is_few, mesh = context is None, cache.sharding and cache.sharding.mesh
   if not is_few:
     kernels = few_rows_api.usable_on(mesh, kernels)
+  is_native = attention.is_native(config, mesh)
+  is_real = is_real if is_native else None
   attention_fn = attention_reference.tree_attention
   products = layer_products.PLAIN
   if kernels != dispatch.REFERENCE or is_few:
@@ -98,7 +102,9 @@ def forward_with_features(
       sharding=cache.sharding,
     )
     products = layer_products.on_devices(cache.sharding, kernels)
-  seen_by = _visibility(config, cache, starts, positions, attention_mask)
+  seen_by = _visibility(
+    config, cache, starts, positions, attention_mask, is_real
+  )
   kept = list(zip(cache.keys, cache.values, strict=True))
 
   def write(pair, new):
@@ -139,9 +145,7 @@ def forward_with_features(
     attend=attend,
     attend_from_heads=attend_from_heads,
   )
-  is_fused = attention.is_native(config, mesh) or (
-    is_few and attention.rotates_alone(config)
-  )
+  is_fused = is_native or (is_few and attention.rotates_alone(config))
   x, features = run_layers(
     params,
     config,
@@ -152,11 +156,12 @@ def forward_with_features(
     products=products,
     features_before=features_before,
     feature_layers=feature_layers,
+    is_real=is_real,
   )
   return x, features, cache.replace(**all_layers.of_pairs(kept))
 
 
-def _visibility(config, cache, starts, positions, attention_mask):
+def _visibility(config, cache, starts, positions, attention_mask, is_real):
   """Returns a function of whether a layer has a window.
 
   It returns what tokens of the layer see: i32[B] rows of the prefix, the mask,
@@ -177,6 +182,8 @@ def _visibility(config, cache, starts, positions, attention_mask):
       # No feature comes before the first token, so the pair does not exist:
       # of a window of one row that ends at row 1, all see what is after it.
       seen_from, window = jnp.ones_like(positions), 1
+    if is_real is not None:  # padding sees nothing
+      seen_from = jnp.where(is_real, seen_from, -1)
     return prefix_lengths, mask, seen_from, window
 
   return seen_by

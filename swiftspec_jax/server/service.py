@@ -82,7 +82,7 @@ class Service:
     self._on_idle: Callable[[], None] | None = None
 
   def check_model(self, name: str | None) -> None:
-    """Raises HTTPException for the name of another model; it may be left out."""
+    """Raises HTTPException for the name of another model; None is no name."""
     if name not in (None, self.name):
       raise fastapi.HTTPException(
         404, f'there is no model {name!r}; this server has {self.name!r}'

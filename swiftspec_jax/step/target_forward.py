@@ -133,12 +133,14 @@ def forward(
       `decoder.run_layers`.
     images: embeddings [N, D] and bool[N], where prompts have images; same as in
       `decoder.run_layers`.
-    is_real: bool[N] tokens that are no padding, for kernels that do no work for
-      the others; None for work on all.
+    is_real: bool[N] tokens that are no padding: kernels of CPUs do no work for
+      the others. None for work on all.
 
   Returns:
     Hidden states [N, D] before the final norm, and the cache.
   """
+  if not attention.is_native(config, cache.sharding.mesh):
+    is_real = None
   seen_by = _visibility(config, batch, is_real)
   options = {
     'scale': decoder.query_scale(config),

@@ -113,7 +113,6 @@ def query_logits(
   found = None
   if images is not None:
     found = images.of_tokens(step.slots, step.batch.positions)
-  leaves_out = attention.is_native(config, cache.sharding.mesh)
   hidden, cache = target_forward.forward(
     params,
     config,
@@ -121,12 +120,12 @@ def query_logits(
     step.batch,
     cache,
     images=found,
-    is_real=step.slots < len(rows.lengths) if leaves_out else None,
+    is_real=step.slots < len(rows.lengths),
   )
   token_ids = step.token_ids
   if num_queries < flat.num_tokens:
     hidden, token_ids = hidden[step.query_index], token_ids[step.query_index]
-  if leaves_out:
+  if attention.is_native(config, cache.sharding.mesh):
     hidden = jnp.where(step.is_query[:, None], hidden, 0)
   logits = target_forward.logits_of(params, config, hidden)
   return cache, logits, token_ids, step.queries, step.node_places

@@ -70,7 +70,10 @@ def prefill(
   Returns:
     The cache.
   """
-  return _forward(params, cache, batch, token_ids, features, config)[1]
+  is_real = batch.places < cache.num_places
+  return _forward(
+    params, cache, batch, token_ids, features, config, is_real=is_real
+  )[1]
 
 
 @functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
@@ -160,12 +163,16 @@ def features_before(
   return decoder.project_features(params, config, before[None])[0]
 
 
-def _forward(params, cache, batch, token_ids, features, config):
+def _forward(
+  params, cache, batch, token_ids, features, config, *, is_real=None
+):
   """Returns hidden states [N, E] and the cache."""
   before = None
   if features is not None:
     before = features_before(params, config, features)
-  return target_forward.forward(params, config, token_ids, batch, cache, before)
+  return target_forward.forward(
+    params, config, token_ids, batch, cache, before, is_real=is_real
+  )
 
 
 def noise_of_outputs(

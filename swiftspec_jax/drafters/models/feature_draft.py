@@ -104,6 +104,7 @@ def read_leaves(
     positions=lengths[:, None] + leaves.depths,
     attention_mask=leaves.attention_mask,
     features_before=before,
+    is_real=leaves.nodes != tree_lib.NO_NODE,
   )
   if of_rows is not None:
     of_rows = _put(of_rows, hidden, leaves.cache_slots[:, 0])

@@ -47,9 +47,8 @@ from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.target import Target
 
 _NOT_READ = np.int64(2**40)  # tokens; more than any text has
-# Tokens of a chunk on CPUs, where all of them take time, padding too: few sizes
-# are compiled and tried, and the padding is short.
-_NATIVE_CHUNKS = 32, 128
+# Tokens of a chunk on CPUs, whose kernels do no work for padding.
+_NATIVE_CHUNKS = (128,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,8 +166,8 @@ class PersistentTreeDrafter(EngineDrafter):
       max_context=config.max_context,
       timeline=timeline,
     )
-    self._is_native = attention.is_native(model.config, model.mesh)
-    chunks = _NATIVE_CHUNKS if self._is_native else buckets.CHUNKS
+    is_native = attention.is_native(model.config, model.mesh)
+    chunks = _NATIVE_CHUNKS if is_native else buckets.CHUNKS
     budget = max(chunks[0], self._budget)
     largest = min(budget, chunks[-1], self.rows.capacity)
     smaller = (size for size in chunks if size < largest)
@@ -340,7 +339,7 @@ class PersistentTreeDrafter(EngineDrafter):
     The last chunk of a row is read now, others while the target verifies if the
     draft has devices of its own.
     """
-    room = self._budget
+    room, sizes = self._budget, self._chunk_sizes
     of_target = self._target.texts(texts.page_table)
     order = np.argsort(self._num_unread(view)[rows], kind='stable')
     for row in rows[order].tolist():
@@ -352,7 +351,8 @@ class PersistentTreeDrafter(EngineDrafter):
       while room > 0 and self._num_missing[slot]:
         # The last token that was read has no keys and values yet.
         start = max(int(self._num_read[slot]) - 1, 0)
-        size = self._chunk_size(most - start)
+        fitting = (size for size in sizes if size >= most - start)
+        size = next(fitting, sizes[-1])
         is_last = most - start <= size
         if is_last and any(chunk.slot == slot for chunk in self._chunks):
           break
@@ -367,14 +367,6 @@ class PersistentTreeDrafter(EngineDrafter):
           self._num_read[slot] = min(start + size, num_known)
         room -= size
         self._is_fresh[slot] = True
-
-  def _chunk_size(self, num_tokens: int) -> int:
-    """Returns the size of the next chunk where so many tokens are unread."""
-    sizes = self._chunk_sizes
-    if self._is_native:
-      filled = (size for size in sizes if size <= num_tokens)
-      return max(filled, default=sizes[0])
-    return next((size for size in sizes if num_tokens <= size), sizes[-1])
 
   def _put_text(
     self, slot: int, known: Sequence[int], request: Request

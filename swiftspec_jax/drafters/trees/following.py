@@ -194,6 +194,7 @@ def _prefill(params, state, verified, num_missing, config, tree_config):
       jnp.maximum(token_ids, 0),
       cache,
       starts=jnp.where(num_new > 0, cache.kv_lengths, after),
+      is_real=jnp.arange(tree_config.width)[None] < num_new[:, None],
     )
     cache = dense.extend(cache, num_new)
     return cache, num_missing - num_new, num_forwards + 1
@@ -272,6 +273,8 @@ def _read_roots(
     jnp.maximum(token_ids, 0),
     cache,
     starts=jnp.where(is_new, cache.kv_lengths, after),
+    is_real=is_new[:, None]
+    & (jnp.arange(token_ids.shape[1])[None] <= num_missing[:, None]),
   )
   num_missing = jnp.where(is_new, num_missing, 0)
   state = state.replace(cache=dense.extend(cache, num_missing))

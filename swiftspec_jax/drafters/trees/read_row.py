@@ -67,6 +67,7 @@ def read_row(
     starts=start,
     context=context,
     features_before=before,
+    is_real=jnp.arange(token_ids.shape[1])[None] <= last[:, None],
   )
   lookup = row.lookup
   if lookup is not None:
