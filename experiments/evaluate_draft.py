@@ -111,7 +111,7 @@ def _measure_steps(
   target: ss.Model, draft: ss.Model, max_total_tokens: int
 ) -> evaluation_report.StepTimes:
   """Times the forwards of both models, one row each, in turn."""
-  width = tree_flags.config().width
+  width = tree_flags.config().num_leaves
   sampling = shared_flags.sampling()
   plain = ss.Decoder(target)
   sizes = (evaluation_report.CHAIN_LENGTH + 1, *evaluation_report.TREE_SIZES)

@@ -206,6 +206,7 @@ def main() -> None:
   """Runs the program."""
   config_file.apply()
   base = tree_flags.config()
+  base = dataclasses.replace(base, width=base.num_leaves)
   shared_flags.check([_MODE.value])
   for field in _TRY:
     _sizes(base, field)

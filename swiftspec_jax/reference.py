@@ -194,12 +194,12 @@ def swiftspec(
       if is_async:
         num_steps = config.num_restart_steps
     while num_steps > 0 or (is_async and len(tree.nodes) < num_nodes):
-      tree.expand(draft, config.width, config.branching)
+      tree.expand(draft, config.num_leaves, config.branching)
       num_steps -= 1
     sent = tree.select(num_nodes)
     if is_async:  # on devices of its own
       for _ in range(config.num_draft_steps):
-        tree.expand(draft, config.width, config.branching)
+        tree.expand(draft, config.num_leaves, config.branching)
     verified = verify(target, tree.text, sent)[:room]
     parents = [sent.index(x.parent) if x.parent else -1 for x in sent]
     yield Round(([x.token_id for x in sent], parents), verified, outcome)

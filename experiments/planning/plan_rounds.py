@@ -49,7 +49,7 @@ class Recording:
     return {
       'mode': self.mode,
       'num_nodes': self.tree.num_nodes,
-      'width': self.tree.width,
+      'width': self.tree.num_leaves,
       'num_draft_steps': self.tree.num_draft_steps,
       'acceptance': self.tree.forced_acceptance,
       'acceptance_length': self.rounds.acceptance_length,

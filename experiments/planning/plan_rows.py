@@ -38,7 +38,7 @@ def row(
     'draft': choice.draft.name,
     'draft_weight_dtype': choice.draft_weight_dtype or _WIDE,
     'num_nodes': tree.num_nodes,
-    'width': tree.width,
+    'width': tree.num_leaves,
     'num_draft_steps': tree.num_draft_steps,
     'acceptance_length': rounds.acceptance_length,
     'target_step_seconds': times.target,

@@ -241,7 +241,7 @@ def price_of(
       choice.draft.config, weight_dtype=choice.draft_weight_dtype
     ),
     num_chips=choice.draft_chips,
-    num_tokens=tree.width,
+    num_tokens=tree.num_leaves,
     context=context,
     launches=of_draft.grow,
   )

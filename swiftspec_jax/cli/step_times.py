@@ -58,7 +58,7 @@ def draft_step_seconds(
     tree: sizes of the tree.
     max_total_tokens: tokens that the cache has room for.
   """
-  num_steps = min(_MAX_STEPS, max(tree.num_cache_rows // tree.width, 1))
+  num_steps = min(_MAX_STEPS, max(tree.num_cache_rows // tree.num_leaves, 1))
   steps = jax.device_put(np.int32(num_steps), sharding.replicated(draft.mesh))
 
   def start():

@@ -4,6 +4,8 @@ import dataclasses
 
 from swiftspec_jax import errors
 
+_WIDTH = 8
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeConfig:
@@ -14,7 +16,8 @@ class TreeConfig:
   Attributes:
     num_nodes: nodes that the target verifies in a round (bs). The root, which
       is the last known token, is one of them.
-    width: leaves that one draft forward expands (w).
+    width: leaves that one draft forward expands (w). None is 8, as in the
+      paper, or 4 with the kernels of CPUs, for which each leaf takes time.
     num_draft_steps: draft forwards of a round (d). Where draft and target take
       turns, the first of them expands the root.
     branching: children of a leaf that enter the tree.
@@ -43,7 +46,7 @@ class TreeConfig:
   """
 
   num_nodes: int = 8
-  width: int = 8
+  width: int | None = None
   num_draft_steps: int = 4
   branching: int = 8
   num_restart_steps: int = 0
@@ -57,6 +60,11 @@ class TreeConfig:
   forced_acceptance: float | None = None
 
   @property
+  def num_leaves(self) -> int:
+    """Leaves that one draft forward expands at most."""
+    return _WIDTH if self.width is None else self.width
+
+  @property
   def num_turn_steps(self) -> int:
     """Forwards that grow a tree after that which expands its root.
 
@@ -65,7 +73,7 @@ class TreeConfig:
     """
     size, num_candidates, num_steps = 1 + self.branching, self.branching, 0
     while size < self.num_nodes:
-      num_leaves = min(self.width, num_candidates)
+      num_leaves = min(self.num_leaves, num_candidates)
       size += num_leaves * self.branching
       num_candidates += num_leaves * (self.branching - 1)
       num_steps += 1
@@ -79,7 +87,7 @@ class TreeConfig:
         f'from 1 to the capacity of {self.capacity} nodes',
       ),
       'width': (
-        1 <= self.width <= self.num_cache_rows,
+        1 <= self.num_leaves <= self.num_cache_rows,
         f'from 1 to num_cache_rows={self.num_cache_rows}',
       ),
       'num_draft_steps': (self.num_draft_steps >= 0, '>= 0'),

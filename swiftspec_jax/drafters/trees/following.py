@@ -185,8 +185,8 @@ def _prefill(params, state, verified, num_missing, config, tree_config):
 
   def body(now):
     cache, num_missing, num_forwards = now
-    num_new = jnp.clip(num_missing - 1, 0, tree_config.width)
-    token_ids = _missing(verified, num_missing, tree_config.width)
+    num_new = jnp.clip(num_missing - 1, 0, tree_config.num_leaves)
+    token_ids = _missing(verified, num_missing, tree_config.num_leaves)
     after = cache.kv_lengths + tree_config.num_cache_rows
     _, cache = decoder.forward(
       params,
@@ -194,7 +194,7 @@ def _prefill(params, state, verified, num_missing, config, tree_config):
       jnp.maximum(token_ids, 0),
       cache,
       starts=jnp.where(num_new > 0, cache.kv_lengths, after),
-      is_real=jnp.arange(tree_config.width)[None] < num_new[:, None],
+      is_real=jnp.arange(tree_config.num_leaves)[None] < num_new[:, None],
     )
     cache = dense.extend(cache, num_new)
     return cache, num_missing - num_new, num_forwards + 1

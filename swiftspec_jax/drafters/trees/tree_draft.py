@@ -65,7 +65,7 @@ def init(
   """
   # Besides the tree, there must be room for a forward whose leaves are padding,
   # and for one that reads verified tokens.
-  num_read = max(tree_config.width, tree_config.num_nodes, 2)
+  num_read = max(tree_config.num_leaves, tree_config.num_nodes, 2)
   num_scratch = tree_config.num_cache_rows + num_read
   cache = dense.init(config, batch_size, capacity + num_scratch, dtype, mesh)
   put = functools.partial(sharding_lib.replicate, mesh=mesh)
@@ -78,7 +78,10 @@ def init(
     lambda x: np.repeat(x, batch_size, axis=0), (reference, lookup)
   )
   features = feature_draft.make_state(
-    config, dtype, batch_size, tree_config.num_cache_rows + tree_config.width
+    config,
+    dtype,
+    batch_size,
+    tree_config.num_cache_rows + tree_config.num_leaves,
   )
   return TreeDraftState(
     cache=cache,
@@ -315,7 +318,7 @@ def _grow(params, state, num_steps, num_nodes, min_mass, config, tree_config):
     (state.cache, state.features, jnp.int32(0)),
     draft_fn,
     num_steps=num_steps,
-    width=tree_config.width,
+    width=tree_config.num_leaves,
     is_growing=is_ready | (state.tree.num_expanded > 0),
   )
   state = state.replace(tree=tree, cache=cache, features=features)
