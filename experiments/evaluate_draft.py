@@ -104,7 +104,8 @@ def main() -> None:
 
 
 def _tree(num_nodes: int) -> ss.TreeConfig:
-  return dataclasses.replace(tree_flags.config(), num_nodes=num_nodes)
+  tree = tree_flags.config()
+  return dataclasses.replace(tree, num_nodes=num_nodes, width=tree.num_leaves)
 
 
 def _measure_steps(

@@ -202,6 +202,16 @@ def test_nothing_is_compiled_after_warm_up():
   assert compilations.count == 0
 
 
+@pytest.mark.parametrize(
+  ('kernels', 'width'), [('native', 4), ('reference', 8)]
+)
+def test_cpus_expand_fewer_leaves(kernels, width):
+  config = dataclasses.replace(CONFIG, head_dim=16, kernels=kernels)
+  model = testing.random_model(config, devices=jax.devices()[:1])
+  engine = make_engine(model, model, None, width=None)
+  assert f'_serial_{width}_' in engine.drafter.name
+
+
 def test_bad_sizes_are_refused():
   target, draft = make_models('async')
   with pytest.raises(errors.UserError, match='num_nodes=9 must be 8'):

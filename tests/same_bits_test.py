@@ -102,8 +102,11 @@ def check(model, seed):
     want.append(np.asarray(logits)[0, 0])
   check_pages(model, np.concatenate([known, chain]), want, rng)
   want = want[NUM_KNOWN:]
-  logits, _ = run(chain[None], filled(1))
-  np.testing.assert_array_equal(logits[0], want)
+  padded = np.append(chain, others[NUM_NEW:])[None]
+  is_real = np.arange(NUM_NODES)[None] < NUM_NEW
+  logits, _ = run(padded, filled(1), is_real=is_real)
+  np.testing.assert_array_equal(logits[0, :NUM_NEW], want)
+  assert not logits[0, NUM_NEW:].any()  # no work was done for padding
   for batch_size in (1, 3):
     places = [0, *np.sort(rng.permutation(np.arange(1, NUM_NODES))[:3])]
     mask, depths = random_tree(rng, places)

@@ -376,7 +376,7 @@ constexpr float kFiner = kScale * (1.0f / 254.0f);
 float quantize(const float* row, std::size_t size, std::size_t num_terms,
                std::int8_t* const* terms) {
   typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
-  const float highest = highest_size(row, size);
+  const float highest = absmax(row, size);
   const float factor = 127.0f / highest;
   for (std::size_t k = 0; k < size; k += kLanes) {
     Floats rest = some(row, k, size) * factor;

@@ -140,7 +140,7 @@ struct Numbers {
 
 // Rounds block i of a part of a row to integers.
 void round_block(const float* from, std::size_t i, Numbers<kSmall>& to) {
-  const float highest = highest_size(from, kBlock);
+  const float highest = absmax(from, kBlock);
   const float scale = highest / 127.0f, factor = 127.0f / highest;
   std::int32_t integers[kBlock];
   for (std::size_t k = 0; k < kBlock; k += kLanes) {

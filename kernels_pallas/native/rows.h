@@ -39,15 +39,15 @@ template <class T>
 
 // Returns the highest of some numbers without their signs, at least 1e-30; or
 // none if one of them is none.
-[[gnu::always_inline]] inline float highest_size(const float* from,
-                                                 std::size_t size) {
+[[gnu::always_inline]] inline float absmax(const float* from,
+                                           std::size_t size) {
   // Without a sign, the bits of floats have the order of the numbers.
   Ints bits = {};
   for (std::size_t k = 0; k < size; k += kLanes) {
     const Ints next = (Ints)some(from, k, size) & 0x7fffffff;
     bits = next > bits ? next : bits;
   }
-  const std::int32_t highest_bits = highest_of(bits);
+  const std::int32_t highest_bits = max_lane(bits);
   float highest;
   std::memcpy(&highest, &highest_bits, sizeof(highest));
   return std::isfinite(highest) ? std::max(highest, 1e-30f)

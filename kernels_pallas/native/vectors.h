@@ -170,14 +170,14 @@ inline auto add_halves(V v) {
 
 // Returns the highest lane.
 template <class V>
-inline auto highest_of(V v) {
+inline auto max_lane(V v) {
   constexpr std::size_t half = sizeof(V) / sizeof(v[0]) / 2;
   if constexpr (half == 1) {
     return std::max(v[0], v[1]);
   } else {
     constexpr auto lanes = std::make_index_sequence<half>();
     const auto a = lower_half(v, lanes), b = upper_half(v, lanes);
-    return highest_of(a > b ? a : b);
+    return max_lane(a > b ? a : b);
   }
 }
 

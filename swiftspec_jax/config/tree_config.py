@@ -4,8 +4,6 @@ import dataclasses
 
 from swiftspec_jax import errors
 
-_WIDTH = 8
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeConfig:
@@ -62,7 +60,7 @@ class TreeConfig:
   @property
   def num_leaves(self) -> int:
     """Leaves that one draft forward expands at most."""
-    return _WIDTH if self.width is None else self.width
+    return 8 if self.width is None else self.width
 
   @property
   def num_turn_steps(self) -> int:
