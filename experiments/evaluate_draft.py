@@ -104,15 +104,15 @@ def main() -> None:
 
 
 def _tree(num_nodes: int) -> ss.TreeConfig:
-  tree = tree_flags.config()
-  return dataclasses.replace(tree, num_nodes=num_nodes, width=tree.num_leaves)
+  tree = tree_flags.config_with_width()
+  return dataclasses.replace(tree, num_nodes=num_nodes)
 
 
 def _measure_steps(
   target: ss.Model, draft: ss.Model, max_total_tokens: int
 ) -> evaluation_report.StepTimes:
   """Times the forwards of both models, one row each, in turn."""
-  width = tree_flags.config().num_leaves
+  width = tree_flags.config_with_width().width
   sampling = shared_flags.sampling()
   plain = ss.Decoder(target)
   sizes = (evaluation_report.CHAIN_LENGTH + 1, *evaluation_report.TREE_SIZES)

@@ -102,7 +102,7 @@ class _Study:
 def main() -> None:
   """Runs the program."""
   config_file.apply()
-  tree = tree_flags.config()
+  tree = tree_flags.config_with_width()
   configurations = ablation_settings.choose(
     ablation_settings.configurations(tree, tree_flags.run_ahead()),
     _CONFIGURATIONS.value,

@@ -30,7 +30,7 @@ COLUMNS = (
   'miss_rate',
   'host_seconds_per_round',
 )
-ALL = ablation_settings.configurations(ss.TreeConfig(), run_ahead=1)
+ALL = ablation_settings.configurations(ss.TreeConfig(width=8), run_ahead=1)
 
 
 def record(name, repeat, seconds, *, num_accepted=0, token_ids=(1, 2, 3, 4)):
@@ -61,7 +61,7 @@ def test_configurations_differ_in_what_they_are_named_after():
   assert set(ablation_settings.MAIN) < set(by_name)
   base = by_name['async']
   assert base.tree == by_name['serial'].tree
-  assert base.tree == ss.TreeConfig(prompt_lookup=False)
+  assert base.tree == ss.TreeConfig(width=8, prompt_lookup=False)
   assert by_name['async_lockstep'] == dataclasses.replace(
     base, name='async_lockstep', run_ahead=0
   )

@@ -1,5 +1,7 @@
 """Flags of the token tree, modes serial and async; some also of new trees."""
 
+import dataclasses
+
 from absl import flags
 
 import swiftspec_jax as ss
@@ -87,6 +89,12 @@ def config() -> ss.TreeConfig:
     suffix_lookup=_TREE_SUFFIX_LOOKUP.value,
     forced_acceptance=_FORCED_ACCEPTANCE.value,
   )
+
+
+def config_with_width() -> ss.TreeConfig:
+  """Returns the same for programs that vary or report the width."""
+  tree = config()
+  return dataclasses.replace(tree, width=tree.num_leaves)
 
 
 def new_trees(model: ss.Model) -> TreeDraft:
