@@ -68,7 +68,7 @@ def facts(
     'draft': draft.name,
     'mode': mode,
     'nodes to verify': str(tree_config.num_nodes),
-    'leaves of a draft forward': str(tree_config.width),
+    'leaves of a draft forward': str(tree_config.num_leaves),
     'draft forwards of a round': str(tree_config.num_draft_steps),
     **({} if forced is None else {'forced acceptance': f'{forced:g}'}),
   }

@@ -178,7 +178,7 @@ def _measure_draft(setup: _Setup) -> list[Row]:
   draft = _draft(setup)
   max_tokens = _PROMPT_TOKENS + _NEW_TOKENS
   seconds = step_times.draft_step_seconds(draft, _TREE, max_tokens)
-  return _row(setup, draft, seconds, num_tokens=_TREE.width, context=0)
+  return _row(setup, draft, seconds, num_tokens=_TREE.num_leaves, context=0)
 
 
 def _measure_rounds(setup: _Setup) -> list[Row]:
