@@ -47,10 +47,9 @@ from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.target import Target
 
 _NOT_READ = np.int64(2**40)  # tokens; more than any text has
-# With the kernels of CPUs, which do no work for padding: tokens of a chunk, and
-# leaves, of which four gave as many accepted tokens as eight.
+# The kernels of CPUs do no work for padding, so chunks have one size there.
 _NATIVE_CHUNKS = (128,)
-_NATIVE_WIDTH = 4
+_NATIVE_WIDTH = 4  # of trees; as many tokens were accepted as with eight
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,7 +173,7 @@ class PersistentTreeDrafter(EngineDrafter):
       timeline=timeline,
     )
     chunks = _NATIVE_CHUNKS if is_native else buckets.CHUNKS
-    budget = max(chunks[0], self._budget)
+    budget = max(buckets.CHUNKS[0], self._budget)
     largest = min(budget, chunks[-1], self.rows.capacity)
     smaller = (size for size in chunks if size < largest)
     self._chunk_sizes = *smaller, largest
