@@ -428,3 +428,30 @@ def test_a_program_may_leave_iterators():
     check=False,
   )
   assert (done.returncode, done.stdout, done.stderr) == (0, 'done\n', '')
+
+
+LAST = """
+import weakref
+from swiftspec_jax.engine import left_iterators
+
+@left_iterators.closed_at_exit
+def numbers():
+  try:
+    yield 1
+  finally:
+    print('closed')
+
+next(left := numbers())
+weakref.finalize(left_iterators, print, 'finalized')
+"""
+
+
+def test_iterators_are_closed_before_finalizers_take_traces_apart():
+  done = subprocess.run(
+    [sys.executable, '-c', LAST],
+    env={**programs.environment(), 'PYTHONPATH': str(programs.ROOT)},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert done.stdout == 'closed\nfinalized\n'

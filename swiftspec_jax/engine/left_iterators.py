@@ -29,7 +29,13 @@ def closed_at_exit(
   return make
 
 
-@atexit.register  # after JAX's own, and so called before them
+# What `weakref` calls at exit takes constants from traces that threads are
+# making. Python calls first what is registered last, and the first finalizer
+# registers all of them.
+weakref.finalize(_left, bool)
+
+
+@atexit.register  # after JAX's own, too
 def _close() -> None:
   for iterator in list(_left):
     with contextlib.suppress(ValueError):  # a thread is in it
