@@ -10,6 +10,7 @@ import serving_cases as cases
 from swiftspec_jax import policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import auto
+from swiftspec_jax.policies.best_source import BestSource
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 
@@ -149,6 +150,21 @@ def test_the_best_source_is_followed(accepted, share_found, step_seconds, best):
     policy.observe(outcome)
     counts[source if plan.lengths.any() else 'none'] += 1
   assert counts[best] > 0.9 * counts.total()
+
+
+def test_a_probe_of_the_model_leaves_the_source_as_it_is():
+  buckets = cases.unpadded(1)
+  model = Goodput(cases.linear_costs(fixed=10, query_tokens=0.2, steps=1))
+  lookup = Goodput(cases.linear_costs(fixed=10, query_tokens=0.2))
+  policy = BestSource(model, lookup)
+  for step in range(200):
+    view = cases.make_view(1, buckets, step=step)
+    view = dataclasses.replace(view, can_look_up=True)
+    plan = policy.plan_draft(view)
+    # The model would be better than nothing.
+    assert plan.is_lookup or (plan.is_probe is not None and step == 128)
+    accepted = np.minimum(plan.lengths, 2)
+    policy.observe(cases.make_outcome(view, plan.lengths, accepted, plan=plan))
 
 
 def test_what_was_never_seen_is_free():

@@ -9,6 +9,7 @@ Legend: B rows that decode in a step, K longest draft.
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -143,7 +144,7 @@ class DraftPlan:
     is_lookup: whether drafts are looked up in the texts, and the draft model
       does nothing.
     expected_tokens: tokens that the step will emit for the rows; NaN if the
-      policy makes no prediction, as where the step is an experiment.
+      policy makes no prediction.
     expected_seconds: seconds of the step, or NaN.
   """
 
@@ -153,6 +154,11 @@ class DraftPlan:
   is_lookup: bool = False
   expected_tokens: float = float('nan')
   expected_seconds: float = float('nan')
+
+  @property
+  def is_experiment(self) -> bool:
+    """Whether the step is to tell something: it has no prediction."""
+    return math.isnan(self.expected_tokens)
 
   def without(self, is_late: np.ndarray) -> 'DraftPlan':
     """Returns the plan without rows bool[B] that cannot be drafted for yet."""

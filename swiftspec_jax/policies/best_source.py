@@ -1,7 +1,6 @@
 """Drafts of a model, or of lookups alone: whichever has more goodput."""
 
 import dataclasses
-import math
 
 import numpy as np
 
@@ -32,7 +31,7 @@ class BestSource(policies.Policy):
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     plan = self._best(view)
-    if plan.lengths.any():
+    if plan.lengths.any() and not plan.is_experiment:
       self._was_lookup = plan.is_lookup
     return plan
 
@@ -46,10 +45,10 @@ class BestSource(policies.Policy):
     )
     if found.lengths.any():
       found = dataclasses.replace(found, is_lookup=True)
-    if math.isnan(found.expected_tokens) or not asks_both:
+    if found.is_experiment or not asks_both:
       return found
     drafted = self._model.plan_draft(view)
-    if math.isnan(drafted.expected_tokens) or not found.lengths.any():
+    if drafted.is_experiment or not found.lengths.any():
       return drafted
     least = _goodput(drafted)
     if drafted.lengths.any():

@@ -6,7 +6,7 @@ Legend: B rows, K longest draft.
 """
 
 import dataclasses
-import math
+import sys
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 # Factor by which another longest draft has to be better than the one at hand,
 # while the declared number of rows stays the same.
 _HYSTERESIS = 1.02
+# Steps that a plan holds for, as long as the rows and their limits stay the
+# same: to plan takes some 0.3 ms.
+_PLAN_EVERY = 4
 # Steps between probes. A probe drafts for the rows of which nothing was
 # verified since the probe before. It has room for about one token a row of the
 # batch; those that wait longest come first.
@@ -29,8 +32,8 @@ _ROUNDING = 1e-6  # tokens that a sum of floats may miss
 # What experiments may lose to plain steps: a share of all seconds, and the
 # seconds of some steps to begin with. A probe can be dear: a draft model may
 # have to read a long text first.
-_LOST_SHARE = 0.02
-_LOST_STEPS = 16
+_LOST_SHARE = 0.01
+_LOST_STEPS = 8
 
 
 class Goodput(policies.Policy):
@@ -57,7 +60,9 @@ class Goodput(policies.Policy):
     self._live = costs if isinstance(costs, LiveCosts) else None
     self._estimator = estimator or ChainEstimator()
     self._last = (0, -1)  # declared rows, and index of the length
-    self._last_probe: int | None = None  # step, at first the first one
+    # A plan, what it is for, and the step from which it no longer holds.
+    self._held: tuple[policies.DraftPlan | None, object, int] = None, None, 0
+    self._last_probe = sys.maxsize  # step, at first the first one
     self._last_verified = np.zeros(0, np.int64)  # step, by slot
     self._has_free_drafts: bool | None = None  # not known yet
     # Of all steps; lost by experiments, and by the last probe.
@@ -66,11 +71,20 @@ class Goodput(policies.Policy):
     self._loss_per_unread = 0.0
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
-    if not view.num_prefill_tokens:
+    if view.num_prefill_tokens:
+      # The score has the price of what drafts take from prompts.
+      plan = self._plan(view.with_drafts_first())
+      return dataclasses.replace(plan, is_first=True)
+    if view.num_unread_tokens:
       return self._plan(view)
-    # The score has the price of what drafts take from prompts.
-    plan = self._plan(view.with_drafts_first())
-    return dataclasses.replace(plan, is_first=True)
+    held, rows, end = self._held
+    its_rows = view.request_ids.tolist(), view.limits.tolist()
+    if held is not None and view.step < end and rows == its_rows:
+      return held
+    plan = self._plan(view)
+    end = min(view.step + _PLAN_EVERY, self._last_probe + _PROBE_EVERY)
+    self._held = plan, its_rows, 0 if plan.is_experiment else end
+    return plan
 
   def plan_verify(self, view, plan, drafts) -> np.ndarray:
     chosen = self._chosen(view, plan, drafts)
@@ -102,13 +116,12 @@ class Goodput(policies.Policy):
     """Adds up the seconds of steps, and those that experiments have lost."""
     self._seconds += outcome.seconds
     view, plan = outcome.view, outcome.plan
-    is_experiment = math.isnan(plan.expected_tokens)
-    if not is_experiment and not outcome.prefills_draft:
+    if not plan.is_experiment and not outcome.prefills_draft:
       return
     factor = 1 + outcome.num_accepted.sum() / max(view.num_rows, 1)
     loss = outcome.seconds - factor * self._plain_seconds(view)
     loss = max(loss, 0.0)
-    if is_experiment:
+    if plan.is_experiment:
       self._lost_seconds += loss
     if outcome.prefills_draft:
       self._loss_per_unread = loss / max(view.num_unread_tokens, 1)
@@ -237,8 +250,7 @@ class Goodput(policies.Policy):
     self, view: policies.StepView, limits: np.ndarray
   ) -> np.ndarray | None:
     """Returns the least lengths i64[B] of a step that probes."""
-    if self._last_probe is None:
-      self._last_probe = view.step
+    self._last_probe = min(self._last_probe, view.step)
     elapsed = view.step - self._last_probe
     is_time = elapsed >= _PROBE_EVERY and limits.any()
     loss = self._probe_loss

@@ -15,7 +15,7 @@ _HALF_LIFE = 512  # steps after which what was seen of a size counts half
 _RIDGE = 0.01  # of what a size adds: what was never seen is taken to be free
 # Of a draft that takes time; its own time is not known apart from the step's.
 _SOME_SECONDS = 1e-9
-_FIT_EVERY = 8  # steps, as it takes some 0.2 ms
+_FIT_EVERY = 32  # steps, as it takes some 0.5 ms
 # Steps between tries, each of which may take twice two steps; 4, 8, ... at
 # first.
 _TRY_EVERY = 256
