@@ -70,10 +70,7 @@ def prefill(
   Returns:
     The cache.
   """
-  is_real = batch.places < cache.num_places
-  return _forward(
-    params, cache, batch, token_ids, features, config, is_real=is_real
-  )[1]
+  return _forward(params, cache, batch, token_ids, features, config)[1]
 
 
 @functools.partial(jax.jit, static_argnames='config', donate_argnames='cache')
@@ -149,7 +146,7 @@ def feed(
     blocks_before=jnp.zeros_like(token_ids),
   )
   hidden, cache = target_forward.forward(
-    params, config, token_ids, batch, cache, features_before
+    params, config, token_ids, batch, cache, features_before, is_real=is_fed
   )
   return hidden, cache, decoder.unembed(params, config, hidden[None])[0]
 
@@ -163,13 +160,12 @@ def features_before(
   return decoder.project_features(params, config, before[None])[0]
 
 
-def _forward(
-  params, cache, batch, token_ids, features, config, *, is_real=None
-):
+def _forward(params, cache, batch, token_ids, features, config):
   """Returns hidden states [N, E] and the cache."""
   before = None
   if features is not None:
     before = features_before(params, config, features)
+  is_real = batch.places < cache.num_places
   return target_forward.forward(
     params, config, token_ids, batch, cache, before, is_real=is_real
   )
