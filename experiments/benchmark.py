@@ -16,15 +16,10 @@ import time
 from absl import flags
 
 from experiments.flags import run_flags
-from experiments.measuring import (
-  benchmark_plot,
-  benchmark_report,
-  benchmark_run,
-  peers,
-)
+from experiments.measuring import benchmark_run, benchmark_writer, peers
 from experiments.output import benchmark_output
 from swiftspec_jax import errors, hosts, profiling, sharding
-from swiftspec_jax.cli import output_files, program, provenance, references
+from swiftspec_jax.cli import program, provenance
 from swiftspec_jax.cli import prompts as prompts_lib
 from swiftspec_jax.cli.flags import (
   config_file,
@@ -92,20 +87,19 @@ def main() -> None:
   done = {*map(tuple, hosts.exchange([x.key for x in records])[0])}
   with profiling.count_compilations() as compilations:
     target = shared_flags.load_target()
-    max_new_tokens = shared_flags.sampling().max_new_tokens
-    encoded = benchmark_run.encode(target, prompts, max_new_tokens)
-    runners = _runners(modes, target, encoded)
+    bench = benchmark_run.Bench(target, prompts, shared_flags.sampling())
+    runners = _runners(modes, target, bench)
     if is_first:
       benchmark_output.write_settings(directory, settings)
     facts = {
       **provenance.collect(),
       'target_config': target.config.to_json(),
       'dtype': target.dtype.name,
-      'num_skipped': len(prompts) - len(encoded),
+      'num_skipped': len(prompts) - len(bench.encoded),
       'num_resumed': len(records),
       **peers.facts(target, _PEERS.value),
     }
-    jobs = benchmark_run.plan(encoded, modes, _REPEATS.value, done)
+    jobs = benchmark_run.plan(bench.encoded, modes, _REPEATS.value, done)
     num_before = compilations.count
 
     def report():
@@ -136,36 +130,28 @@ def _check_modes() -> list[str]:
   return modes + _PEERS.value
 
 
-def _runners(modes, target, encoded) -> dict[str, benchmark_run.Runner]:
+def _runners(modes, target, bench) -> dict[str, benchmark_run.Runner]:
   """Returns a runner for each mode, compiled and warmed up."""
   drafts = shared_flags.load_drafts(target, modes)
-  sampling = shared_flags.sampling()
-  longest = max(len(token_ids) for _, token_ids in encoded)
   forced_acceptance = tree_flags.config().forced_acceptance
-  known = references.References(target)
   if forced_acceptance is not None:
-    known.decoder.warmup(longest + sampling.max_new_tokens, sampling)
+    bench.warmed(bench.references.decoder)
   runners = {}
   for mode in modes:
     if mode in modes_lib.DECODING:
       decoder = shared_flags.make_decoder(
         mode, target, drafts.get(mode), policy=policy_flags.make(mode)
       )
-      decoder.warmup(
-        longest + sampling.max_new_tokens,
-        sampling,
-        show_progress=f'compiling for {mode}',
-      )
-      runners[mode] = benchmark_run.make_runner(
-        decoder,
+      runners[mode] = bench.runner(
+        bench.warmed(decoder, f'compiling for {mode}'),
         forced_acceptance if mode in modes_lib.PERSISTENT_TREES else None,
-        known.add_to,
       )
   for name in _PEERS.value:
     length = draft_flags.prompt_lookup().num_speculative_tokens
     decode = peers.load(name, target, shared_flags.draft_name('chain'), length)
     runners[name] = benchmark_run.Runner(decode=decode)
-  jobs = benchmark_run.plan(encoded[: _WARMUP.value], modes, 1)
+  jobs = benchmark_run.plan(bench.encoded[: _WARMUP.value], modes, 1)
+  sampling = shared_flags.sampling()
   new_tokens = min(sampling.max_new_tokens, _WARMUP_TOKENS)
   brief = dataclasses.replace(sampling, max_new_tokens=new_tokens)
   if jobs:
@@ -177,30 +163,17 @@ def _report(records, modes, directory, facts) -> None:
   """Writes and prints what the results say."""
   if not records:
     return
-  is_greedy = shared_flags.sampling().temperature == 0
-  summary = benchmark_report.summarize(records, modes, is_greedy=is_greedy)
-  output_files.write_json(
-    directory / 'summary.json', {'modes': summary, 'provenance': facts}
-  )
-  num_prompts = max(figures['num_prompts'] for figures in summary.values())
   types = facts['dtype']
   if weight_dtype := facts['target_config']['weight_dtype']:
     types = f'weights of {weight_dtype}, {types}'
-  title = (
-    f'{shared_flags.to_json()["target"]}, {types}, {num_prompts} '
-    f'prompts, batch size 1\n{facts["cpu"]}, {facts["device_count"]} x '
-    f'{facts["device_kind"]}'
+  benchmark_writer.write(
+    directory,
+    records,
+    modes,
+    facts,
+    f'{shared_flags.to_json()["target"]}, {types}',
+    is_greedy=shared_flags.sampling().temperature == 0,
   )
-  if label := benchmark_report.forced_label(summary):
-    title += f'\n{label}'
-  picture = benchmark_plot.draw(summary, title)
-  output_files.write(directory / 'results.png', picture)
-  print(benchmark_report.table(summary))
-  if label:
-    print(f'{label}: the draft was told the output, to study speed')
-  if is_greedy:
-    for line in benchmark_report.describe_differences(records):
-      print(line)
   print(f'written to {directory}')
 
 

@@ -23,11 +23,7 @@ from absl import flags
 
 from experiments.flags import load_flags, run_flags
 from experiments.load import load_output, load_report, simulated_load
-from experiments.measuring import (
-  benchmark_plot,
-  benchmark_report,
-  benchmark_run,
-)
+from experiments.measuring import benchmark_run, benchmark_writer
 from experiments.output import benchmark_output
 from experiments.studies import systems
 from swiftspec_jax import errors
@@ -161,23 +157,18 @@ def _decode(
   folder.mkdir()
   target = shared_flags.load_target()
   sampling = shared_flags.sampling()
-  encoded = benchmark_run.encode(target, prompts, sampling.max_new_tokens)
-  longest = max(len(token_ids) for _, token_ids in encoded)
+  bench = benchmark_run.Bench(target, prompts, sampling)
   drafts = shared_flags.load_drafts(target, systems.modes(names))
   runners = {}
   for name in names:
     print(f'compiling {name}...', file=sys.stderr, flush=True)
-    runners[name] = systems.make_runner(
-      name,
-      target,
-      drafts.get(systems.SYSTEMS[name].mode),
-      longest + sampling.max_new_tokens,
-      sampling,
-    )
+    draft = drafts.get(systems.SYSTEMS[name].mode)
+    decoder = systems.make_decoder(name, target, draft)
+    runners[name] = bench.runner(bench.warmed(decoder))
   records: list[benchmark_output.Record] = []
-  jobs = benchmark_run.plan(encoded, names, 1)
+  jobs = benchmark_run.plan(bench.encoded, names, 1)
   # The first prompt runs before and is not counted.
-  warmup = benchmark_run.plan(encoded[:1], names, 1)
+  warmup = benchmark_run.plan(bench.encoded[:1], names, 1)
   for _ in benchmark_run.measure(warmup, runners, [sampling]):
     pass
   try:
@@ -194,24 +185,17 @@ def _report_prompts(
   dtype: str,
 ) -> None:
   """Writes and prints what the records say."""
-  folder = directory / _PROMPTS_SETTING
-  is_greedy = shared_flags.sampling().temperature == 0
-  summary = benchmark_report.summarize(records, names, is_greedy=is_greedy)
-  facts = {**provenance.collect(), 'flags': shared_flags.to_json()}
-  output_files.write_json(
-    folder / 'summary.json', {'modes': summary, 'provenance': facts}
+  settings = shared_flags.to_json()
+  summary = benchmark_writer.write(
+    directory / _PROMPTS_SETTING,
+    records,
+    names,
+    {**provenance.collect(), 'flags': settings},
+    f'{settings["target"]}, {dtype}',
+    is_greedy=shared_flags.sampling().temperature == 0,
   )
-  title = (
-    f'{shared_flags.to_json()["target"]}, {dtype}, batch size 1\n'
-    f'{facts["cpu"]}, {facts["device_count"]} x {facts["device_kind"]}'
-  )
-  picture = benchmark_plot.draw(summary, title)
-  output_files.write(folder / 'results.png', picture)
   for name, figures in summary.items():
     _append(directory, name, _PROMPTS_SETTING, figures, _PROMPT_FIGURES)
-  print(benchmark_report.table(summary))
-  for line in benchmark_report.describe_differences(records):
-    print(line)
 
 
 def _append(

@@ -78,11 +78,9 @@ def main() -> None:
   target = shared_flags.load_target()
   draft = shared_flags.load_draft(target, 'serial')
   sampling = shared_flags.sampling()
-  encoded = benchmark_run.encode(target, prompts, sampling.max_new_tokens)
-  longest = max(len(token_ids) for _, token_ids in encoded)
-  max_total_tokens = longest + sampling.max_new_tokens
+  bench = benchmark_run.Bench(target, prompts, sampling)
   print('measuring steps...', file=sys.stderr, flush=True)
-  times = _measure_steps(target, draft, max_total_tokens)
+  times = _measure_steps(target, draft, bench)
   benchmark_output.write_settings(directory, settings)
   facts = {
     **provenance.collect(),
@@ -90,15 +88,16 @@ def main() -> None:
     'draft': draft.name,
     'draft_config': draft.config.to_json(),
     'dtype': target.dtype.name,
-    'num_skipped': len(prompts) - len(encoded),
+    'num_skipped': len(prompts) - len(bench.encoded),
     'num_resumed': len(records),
     'flags': settings,
   }
   modes = evaluation_report.MODES
   runners = {
-    mode: _runner(mode, target, draft, max_total_tokens) for mode in modes
+    mode: bench.runner(bench.warmed(_decoder(mode, target, draft)))
+    for mode in modes
   }
-  jobs = benchmark_run.plan(encoded, modes, 1, {r.key for r in records})
+  jobs = benchmark_run.plan(bench.encoded, modes, 1, {r.key for r in records})
   with program.reporting(lambda: _report(records, times, directory, facts)):
     benchmark_run.run(jobs, runners, [sampling], records, directory)
 
@@ -109,18 +108,16 @@ def _tree(num_nodes: int) -> ss.TreeConfig:
 
 
 def _measure_steps(
-  target: ss.Model, draft: ss.Model, max_total_tokens: int
+  target: ss.Model, draft: ss.Model, bench: benchmark_run.Bench
 ) -> evaluation_report.StepTimes:
   """Times the forwards of both models, one row each, in turn."""
   width = tree_flags.config_with_width().width
-  sampling = shared_flags.sampling()
-  plain = ss.Decoder(target)
+  plain = bench.warmed(ss.Decoder(target))
   sizes = (evaluation_report.CHAIN_LENGTH + 1, *evaluation_report.TREE_SIZES)
   decoders = {
-    size: ss.Decoder(target, draft, tree=_tree(size)) for size in sizes
+    size: bench.warmed(ss.Decoder(target, draft, tree=_tree(size)))
+    for size in sizes
   }
-  for decoder in (plain, *decoders.values()):
-    decoder.warmup(max_total_tokens, sampling)
   target_seconds = collections.defaultdict(list)
   draft_seconds = collections.defaultdict(list)
   for _ in range(_NUM_MEASUREMENTS):
@@ -131,7 +128,7 @@ def _measure_steps(
     for leaves in sorted({1, width}):
       tree = dataclasses.replace(tree_flags.config(), width=leaves)
       draft_seconds[leaves].append(
-        step_times.draft_step_seconds(draft, tree, max_total_tokens)
+        step_times.draft_step_seconds(draft, tree, bench.max_tokens)
       )
   return evaluation_report.StepTimes(
     target={n: statistics.median(s) for n, s in target_seconds.items()},
@@ -140,10 +137,8 @@ def _measure_steps(
   )
 
 
-def _runner(
-  mode: str, target: ss.Model, draft: ss.Model, max_total_tokens: int
-) -> benchmark_run.Runner:
-  """Returns what decodes in one of `evaluation_report.MODES`, compiled."""
+def _decoder(mode: str, target: ss.Model, draft: ss.Model) -> ss.Decoder:
+  """Returns what decodes in one of `evaluation_report.MODES`."""
   if mode == evaluation_report.CHAIN:
     # A tree of one leaf, as drafts that read features have no other chains.
     length = evaluation_report.CHAIN_LENGTH
@@ -156,11 +151,7 @@ def _runner(
     )
   else:
     tree = _tree(int(mode.removeprefix('tree')))
-  decoder = ss.Decoder(
-    target, draft, tree=tree, run_ahead=tree_flags.run_ahead()
-  )
-  decoder.warmup(max_total_tokens, shared_flags.sampling())
-  return benchmark_run.make_runner(decoder)
+  return ss.Decoder(target, draft, tree=tree, run_ahead=tree_flags.run_ahead())
 
 
 def _report(

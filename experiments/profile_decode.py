@@ -174,19 +174,16 @@ def _profile_rounds(mode: str) -> None:
   target = shared_flags.load_target()
   draft = shared_flags.load_drafts(target, [mode])[mode]
   prompts = prompts_lib.read_prompts(run_flags.DEFAULT_PROMPTS, _REPEATS.value)
-  encoded = benchmark_run.encode(target, prompts, _NUM_STEPS.value)
+  sampling = ss.SamplingParams(max_new_tokens=_NUM_STEPS.value)
+  bench = benchmark_run.Bench(target, prompts, sampling)
   timeline = ss.Timeline()
-  plain = ss.Decoder(target)
   decoder = shared_flags.make_decoder(mode, target, draft, timeline=timeline)
-  longest = max(len(token_ids) for _, token_ids in encoded)
-  for each in (plain, decoder):
-    each.warmup(longest + _NUM_STEPS.value)
   rows = round_profile.measure(
-    plain,
-    decoder,
+    bench.warmed(ss.Decoder(target)),
+    bench.warmed(decoder),
     timeline,
     (target, draft),
-    [_request(token_ids, _NUM_STEPS.value) for _, token_ids in encoded],
+    [_request(token_ids, _NUM_STEPS.value) for _, token_ids in bench.encoded],
   )
   print(_round_table(rows))
   step = next(row for row in rows if row.part == 'plain_step')

@@ -21,13 +21,11 @@ import swiftspec_jax as ss
 from experiments.flags import run_flags
 from experiments.measuring import benchmark_report, benchmark_run
 from experiments.output import benchmark_output
-from experiments.studies import ablation_settings
 from swiftspec_jax import errors
 from swiftspec_jax.cli import (
   configuration,
   output_files,
   program,
-  references,
   step_times,
 )
 from swiftspec_jax.cli import prompts as prompts_lib
@@ -58,6 +56,7 @@ _OUTPUT = flags.DEFINE_string(
   'output', None, 'File of the configuration.', required=True
 )
 
+_DRAFT_STEPS = (1, 2, 4, 6)  # of serial mode
 _MARGIN = 1.02  # gain that is worth a change; less may be noise
 
 
@@ -82,16 +81,12 @@ class _Tuner:
   def __init__(self, split: tuple[int, int], prompts):
     device_flags.choose(*split)
     mode = _MODE.value
-    sampling = shared_flags.sampling()
     self.split = split
     self._target = shared_flags.load_target()
     self._draft = shared_flags.load_draft(self._target, mode)
-    self._encoded = benchmark_run.encode(
-      self._target, prompts, sampling.max_new_tokens
+    self._bench = benchmark_run.Bench(
+      self._target, prompts, shared_flags.sampling()
     )
-    longest = max(len(token_ids) for _, token_ids in self._encoded)
-    self._max_total_tokens = longest + sampling.max_new_tokens
-    self._references = references.References(self._target)
     self._decoders: dict[ss.TreeConfig, ss.Decoder] = {}
     self._target_seconds: dict[int, float] = {}
     self._draft_seconds: dict[int, float] = {}
@@ -107,7 +102,7 @@ class _Tuner:
     """Returns the time of a draft forward over the leaves of `tree`."""
     if tree.width not in self._draft_seconds:
       self._draft_seconds[tree.width] = step_times.draft_step_seconds(
-        self._draft, tree, self._max_total_tokens
+        self._draft, tree, self._bench.max_tokens
       )
     return self._draft_seconds[tree.width]
 
@@ -122,7 +117,7 @@ class _Tuner:
       ratio = int(self.target_seconds(tree) / self.draft_seconds(tree))
       steps = (ratio, ratio + 1)
     else:
-      steps = ablation_settings.SWEEPS['num_draft_steps']
+      steps = _DRAFT_STEPS
     chosen = sorted({min(max(number, 1), most) for number in steps})
     return [
       dataclasses.replace(tree, num_draft_steps=number) for number in chosen
@@ -163,13 +158,11 @@ class _Tuner:
 
   def _measure(self, stage, trees):
     runners = {
-      name: benchmark_run.make_runner(
-        self._decoder(tree), tree.forced_acceptance, self._references.add_to
-      )
+      name: self._bench.runner(self._decoder(tree), tree.forced_acceptance)
       for name, tree in trees.items()
     }
     samplings = [shared_flags.sampling()] * _REPEATS.value
-    jobs = benchmark_run.plan(self._encoded, list(trees), _REPEATS.value)
+    jobs = benchmark_run.plan(self._bench.encoded, list(trees), _REPEATS.value)
     records: list[benchmark_output.Record] = []
     benchmark_run.run(jobs, runners, samplings, records, label=stage)
     return records
@@ -180,12 +173,8 @@ class _Tuner:
       decoder = ss.Decoder(
         self._target, self._draft, tree=tree, run_ahead=tree_flags.run_ahead()
       )
-      decoder.warmup(
-        self._max_total_tokens,
-        shared_flags.sampling(),
-        show_progress=f'compiling for bs/w/d {sizes}',
-      )
-      self._decoders[tree] = decoder
+      label = f'compiling for bs/w/d {sizes}'
+      self._decoders[tree] = self._bench.warmed(decoder, label)
     return self._decoders[tree]
 
   def describe_steps(self) -> str:

@@ -11,6 +11,7 @@ import swiftspec_jax as ss
 from experiments.output import benchmark_output
 from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.cli import references
 from swiftspec_jax.cli.prompts import Prompt
 
 # Decodes one request from start to end.
@@ -60,26 +61,63 @@ def make_decode(decoder: ss.Decoder) -> Decode:
   return decode
 
 
-def make_runner(
-  decoder: ss.Decoder,
-  forced_acceptance: float | None = None,
-  add_reference: Callable[[ss.Request], ss.Request] | None = None,
-) -> Runner:
-  """Returns a runner of `decoder`.
+class Bench:
+  """A target, and the prompts that it decodes in several ways.
 
-  Args:
-    decoder: decoder of the mode.
-    forced_acceptance: acceptance of its tree, if that is forced.
-    add_reference: function that then tells a request its output.
+  Attributes:
+    encoded: prompts that fit into the context, with their token ids.
+    max_tokens: most tokens of a request, prompt and output together.
+    references: outputs that drafts of forced acceptance are told.
   """
-  runner = Runner(
-    decode=make_decode(decoder),
-    host_seconds=lambda: decoder.host_seconds,
-    forced_acceptance=forced_acceptance,
-  )
-  if forced_acceptance is None:
-    return runner
-  return dataclasses.replace(runner, prepare=add_reference)
+
+  def __init__(
+    self,
+    target: ss.Model,
+    prompts: Sequence[Prompt],
+    sampling: ss.SamplingParams,
+  ):
+    """Encodes the prompts.
+
+    Args:
+      target: model that defines the output.
+      prompts: prompts to decode.
+      sampling: sampling of the requests; their seeds may differ.
+
+    Raises:
+      UserError: no prompt fits into the context.
+    """
+    self.encoded = encode(target, prompts, sampling.max_new_tokens)
+    longest = max(len(token_ids) for _, token_ids in self.encoded)
+    self.max_tokens = longest + sampling.max_new_tokens
+    self.references = references.References(target)
+    self._sampling = sampling
+
+  def warmed(
+    self, decoder: ss.Decoder, show_progress: str | None = None
+  ) -> ss.Decoder:
+    """Returns a decoder, with all compiled that the prompts can need.
+
+    Args:
+      decoder: decoder of the target.
+      show_progress: label of a bar on standard error, None for no bar.
+    """
+    decoder.warmup(self.max_tokens, self._sampling, show_progress=show_progress)
+    return decoder
+
+  def runner(self, decoder: ss.Decoder, forced: float | None = None) -> Runner:
+    """Returns a runner of a decoder.
+
+    Args:
+      decoder: decoder of the mode.
+      forced: acceptance of its tree, if that is forced.
+    """
+    known = {} if forced is None else {'prepare': self.references.add_to}
+    return Runner(
+      decode=make_decode(decoder),
+      host_seconds=lambda: decoder.host_seconds,
+      forced_acceptance=forced,
+      **known,
+    )
 
 
 def encode(

@@ -3,31 +3,16 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import swiftspec_jax as ss
 from experiments.flags import run_flags
 
-SWEEPS = {
-  'num_nodes': (4, 8, 16),
-  'width': (4, 8, 16),
-  'num_draft_steps': (1, 2, 4, 6),
-}
 # Hybrid trees: what the text suggests besides the draft model.
 LOOKUPS = {
   'prompt_lookup': {'prompt_lookup': True},
   'suffix_lookup': {'suffix_lookup': True},
   'hybrid': {'prompt_lookup': True, 'suffix_lookup': True},
 }
-MAIN = (
-  'autoregressive',
-  'serial',
-  *(f'serial_{name}' for name in LOOKUPS),
-  'async_lockstep',
-  'async',
-  'async_restart',
-  *(f'async_{name}' for name in LOOKUPS),
-)
 # Where the flags leave them off.
 _NUM_RESTART_STEPS = 2
 
@@ -41,18 +26,13 @@ class Configuration:
   tree: ss.TreeConfig | None = None
   run_ahead: int = 1
 
-  def to_json(self) -> dict[str, Any]:
-    """Returns the settings, for a row of the results."""
-    tree = {} if self.tree is None else dataclasses.asdict(self.tree)
-    return {'mode': self.mode, 'run_ahead': self.run_ahead, **tree}
-
 
 def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
   """Returns all configurations.
 
   Args:
-    tree: the sizes that all share but for what they vary. Its switches are on
-      in the rows named after them only.
+    tree: the sizes that all share. Its switches are on in the rows named after
+      them only.
     run_ahead: rounds ahead in all but the autoregressive and the lock-step
       row.
   """
@@ -78,7 +58,7 @@ def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
     ]
 
   asynchronous = functools.partial(make, mode='async')
-  main = [
+  return [
     Configuration(name='autoregressive', mode='autoregressive'),
     make('serial', 'serial'),
     *lookups('serial'),
@@ -90,19 +70,6 @@ def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
     ),
     *lookups('async'),
   ]
-  swept = [
-    make(sweep_name(mode, field, value), mode, **{field: value})
-    for field, values in SWEEPS.items()
-    for value in values
-    if value != getattr(base, field)
-    for mode in ('serial', 'async')
-  ]
-  return main + swept
-
-
-def sweep_name(mode: str, field: str, value: int) -> str:
-  """Returns the name of a configuration that differs from `mode` in a size."""
-  return f'{mode}_{field}_{value}'
 
 
 def choose(

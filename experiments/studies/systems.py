@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import swiftspec_jax as ss
-from experiments.measuring import benchmark_run
 from swiftspec_jax import policies
 from swiftspec_jax.cli.flags import modes as modes_lib
 from swiftspec_jax.cli.flags import shared_flags
@@ -103,21 +102,15 @@ def lacks_draft(name: str) -> bool:
   return takes_draft and shared_flags.draft_name(mode) is None
 
 
-def make_runner(
-  name: str,
-  target: ss.Model,
-  draft: ss.Model | None,
-  max_context: int,
-  sampling: ss.SamplingParams,
-) -> benchmark_run.Runner:
-  """Returns what decodes prompts as a system does, compiled.
+def make_decoder(
+  name: str, target: ss.Model, draft: ss.Model | None
+) -> ss.Decoder:
+  """Returns what decodes prompts as a system does.
 
   Args:
     name: name of a system that decodes.
     target: model that defines the output.
     draft: model of its mode, if it has one.
-    max_context: most tokens of a request, prompt and output together.
-    sampling: sampling of the requests.
   """
   system = SYSTEMS[name]
   if system.engine_draft is not None:
@@ -126,6 +119,4 @@ def make_runner(
     options = shared_flags.speculation(system.mode, draft)
   if system.tree:
     options['tree'] = dataclasses.replace(options['tree'], **system.tree)
-  decoder = ss.Decoder(target, **options)
-  decoder.warmup(max_context, sampling)
-  return benchmark_run.make_runner(decoder)
+  return ss.Decoder(target, **options)
