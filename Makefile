@@ -79,7 +79,7 @@ wheel-test: ## build the wheel, install it elsewhere and decode with it
 aot: ## compile all kernels and the steps of all pairs for TPUs and GPUs: hours
 	$(BOOTSTRAP_AOT)
 	$(AOT) --suite=kernels --suite=builtin --suite=large --suite=targets \
-	  --suite=long --resume --output=build/aot
+	  --resume --output=build/aot
 
 aot-ci: ## the same for some shapes, the steps of one TPU and one GPU: minutes
 	$(BOOTSTRAP_AOT)

@@ -2,8 +2,8 @@
 
 Those of the papers' programs are what their text names, for want of a count.
 Ours are in `launches.jsonl`, counted in what the GPU compiler of jax 0.10.2
-made: verifications, expansions and steps of the serving engine with kernels on
-2026-11-25, all else the day before, by
+made: verifications and expansions with kernels on 2026-11-25, all else the day
+before, by
 
   python -m experiments.aot --suite=launches --target=h200 --output=DIR
 """
@@ -66,9 +66,9 @@ def published(weight_dtype: str | None, is_fused: bool) -> Programs:
 def counted(weight_dtype: str | None, is_fused: bool) -> Programs:
   """Returns the kernels of our programs; all quantized dtypes have int4's."""
   return Programs(
-    verify=of_program('verify (greedy)', weight_dtype, is_fused),
-    grow=of_program('draft grow', weight_dtype, is_fused),
-    advance=of_program('draft advance', weight_dtype, is_fused),
+    verify=_of_program('verify (greedy)', weight_dtype, is_fused),
+    grow=_of_program('draft grow', weight_dtype, is_fused),
+    advance=_of_program('draft advance', weight_dtype, is_fused),
   )
 
 
@@ -77,7 +77,9 @@ def _rows() -> list[dict[str, Any]]:
   return [json.loads(line) for line in _COUNTED.read_text().splitlines()]
 
 
-def of_program(step: str, weight_dtype: str | None, is_fused: bool) -> Launches:
+def _of_program(
+  step: str, weight_dtype: str | None, is_fused: bool
+) -> Launches:
   """Returns the kernels of a program, from its counts at two depths.
 
   Args:

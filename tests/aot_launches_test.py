@@ -5,13 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from experiments.aot import (
-  launches,
-  layer_launches,
-  rows,
-  served_steps,
-  targets,
-)
+from experiments.aot import launches, layer_launches, rows, targets
 
 _PROGRAM = """\
 HloModule jit_step, is_scheduled=true
@@ -88,10 +82,8 @@ def test_a_layer_is_what_programs_of_two_depths_differ_by():
     name='host', platform='cuda', topology='host', bytes_per_device=0
   )
   names = [job.shape for job in layer_launches.jobs(host)]
-  # Of two dtypes and depths; those of a round without kernels, too.
-  num_served = len(served_steps.NAMES)
-  num_of_round = len(layer_launches.PARTS) - num_served
-  assert len(names) == (num_served + 2 * num_of_round) * 2 * 2
+  # Of two dtypes and depths, with and without kernels.
+  assert len(names) == len(layer_launches.PARTS) * 2 * 2 * 2
   row = rows.Row(
     name='draft grow',
     topology='host',

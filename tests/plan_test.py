@@ -66,26 +66,12 @@ def test_kernels_are_those_that_were_counted(weight_dtype, kernels):
   for row in map(json.loads, lines.read_text().splitlines()):
     if (row['weight_dtype'], row['kernels']) != (weight_dtype, kernels):
       continue
-    if row['step'] not in found:
-      continue
     num_rows += 1
     own = found[row['step']]
     sums = 0 if row['step'] == 'draft advance' else 2
     counted = row['num_layers'] * (own.layer + sums) + own.rest
     assert counted == pytest.approx(row['num_kernels'])
   assert num_rows == 6
-
-
-@pytest.mark.parametrize('weight_dtype', ['int4', None])
-@pytest.mark.parametrize('layout', ['pages', 'rows'])
-def test_a_served_layer_starts_as_few_kernels(layout, weight_dtype):
-  """No more than a verification of the closed batch."""
-  want = launches.counted(weight_dtype, True).verify.layer
-  for kind in ('plain', 'chain', 'tree'):
-    forward = launches.of_program(
-      f'served {kind}, {layout}: forward', weight_dtype, True
-    )
-    assert forward.layer <= want
 
 
 @pytest.mark.parametrize('weight_dtype', [None, 'int8', 'int4', 'float8'])

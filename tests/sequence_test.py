@@ -1,5 +1,6 @@
 """Devices that share the tokens of a sequence: equal tokens, no KV moves."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,12 +9,18 @@ from decoding_cases import CONFIG, requests_of, run
 from engine_cases import FEW, TARGET, TREES, make_sizes, results_of
 
 import swiftspec_jax as ss
-from experiments.aot import long_context, rows, targets
+from experiments.aot import rows
+from experiments.aot.served_steps import Step
 from swiftspec_jax import errors, sharding, testing
 from swiftspec_jax.cache import paged
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
+
+NUM_NODES = 16
 
 
 @functools.cache
@@ -64,12 +71,26 @@ def test_dense_caches_are_not_shared_and_give_the_same_tokens(tree):
   assert found == expected()
 
 
-class Devices(targets.Target):
-  """The simulated devices of this process."""
-
-  @property
-  def devices(self):
-    return jax.devices()
+def step_of(kind, num_sharing, context):
+  """Returns a step of one row over pages that all devices hold."""
+  page_size = 16 * num_sharing
+  buckets = StepBuckets(
+    rows=(1,), query_tokens=(NUM_NODES, context), lengths=(0, NUM_NODES - 1)
+  )
+  scheduler = SchedulerConfig(
+    buckets=buckets,
+    num_pages=context // page_size,
+    max_context=context,
+    page_size=page_size,
+  )
+  return Step(
+    kind=kind,
+    sizes=ProgramSizes(scheduler=scheduler, contexts=(context,)),
+    config=dataclasses.replace(
+      CONFIG, num_shards=8, num_sequence_shards=num_sharing
+    ),
+    mesh=sharding.make_mesh(jax.devices(), num_sharing),
+  )
 
 
 @pytest.mark.parametrize(
@@ -80,9 +101,8 @@ def test_no_keys_or_values_are_exchanged(kind, num_sharing):
 
   That is the logits, whatever the context.
   """
-  host = Devices(name='host', platform='cpu', topology='', bytes_per_device=1)
   context = 8192
-  step = long_context.step_of(CONFIG, num_sharing, host, kind, context)
+  step = step_of(kind, num_sharing, context)
   heads = max(CONFIG.num_kv_heads // (8 // num_sharing), 1)
   part = context // num_sharing * heads * CONFIG.head_dim * 2
   found = {

@@ -26,7 +26,6 @@ from absl import flags
 from experiments.aot import (
   kernels,
   layer_launches,
-  long_context,
   models,
   rows,
   steps,
@@ -43,7 +42,6 @@ _SUITES = (
   'builtin',
   'large',
   'targets',
-  'long',
   'launches',
 )
 
@@ -54,9 +52,8 @@ _SUITE = flags.DEFINE_multi_enum(
   'kernels: each kernel at all its shapes; tiny: the steps of a model of two '
   'layers; builtin: those of the built-in models; large: those of Llama 8B '
   'with 1B and 70B with 3B; targets: those of Llama 4 Scout and Gemma 4 31B, '
-  'without drafts; long: those of the serving engine over a long text '
-  'that devices share; launches: those that experiments.plan prices and those '
-  f'of the serving engine, whose kernels {_LAUNCHES} then has.',
+  'without drafts; launches: those that experiments.plan prices, whose '
+  f'kernels {_LAUNCHES} then has.',
 )
 _EVERY = flags.DEFINE_integer(
   'every', 1, 'Compile a kernel at each Nth shape only.', lower_bound=1
@@ -125,8 +122,6 @@ def _jobs() -> Iterator[rows.Job]:
         yield from itertools.chain.from_iterable(
           steps.jobs(pair, target) for pair in pairs
         )
-    if 'long' in suites:
-      yield from long_context.jobs(target)
     if 'launches' in suites:
       yield from layer_launches.jobs(target)
 

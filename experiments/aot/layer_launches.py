@@ -1,4 +1,4 @@
-"""Counts the kernels of the steps of a round, and of served ones.
+"""Counts the kernels of the steps of a round.
 
 Llama-3-70B and 3B are cut to two depths. What the programs differ by is what a
 layer starts; sizes do not matter, as a kernel of any size is one kernel.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from configs import models
-from experiments.aot import launches, served_steps, steps
+from experiments.aot import launches, steps
 from experiments.aot.models import Pair
 from experiments.aot.rows import Job, Row
 from experiments.aot.targets import Target
@@ -23,7 +23,6 @@ PARTS = {
   'verify (greedy)': launches.ONCE,
   'draft grow': 'jit(grow)/grow/while',
   'draft advance': launches.ONCE,
-  **dict.fromkeys(served_steps.NAMES, launches.ONCE),
 }
 _DEPTHS = 2, 4
 _SPLIT = 4, 4
@@ -64,14 +63,8 @@ def _variants() -> dict[str, _Variant]:
 
 
 def jobs(target: Target) -> Iterator[Job]:
-  """Yields the steps of both depths, with and without kernels.
-
-  Those of the serving engine are compiled with kernels alone.
-  """
-  for shape, variant in _variants().items():
-    if variant.kernels:
-      config = variant.cut(models.LLAMA_70B)
-      yield from served_steps.jobs(config, shape, _SPLIT[0], target)
+  """Yields the steps of both depths, with and without kernels."""
+  for variant in _variants().values():
     pair = Pair(
       name=variant.name,
       target=variant.cut(models.LLAMA_70B),

@@ -1,27 +1,18 @@
-"""The programs of steps of the serving engine.
-
-Eight requests decode one token each (plain), or verify a draft of seven tokens
-besides (chain, tree). Their keys and values lie in pages, or each has a row.
-"""
+"""A step of the serving engine with abstract arrays, to be compiled."""
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from experiments.aot.rows import Job
-from experiments.aot.targets import Target
 from swiftspec_jax import sharding
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, SamplingParams
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import (
   ahead_of_time,
   slot_sampling,
@@ -33,92 +24,6 @@ from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.rows import Rows
 
 _DTYPE = jnp.bfloat16
-_NUM_ROWS = 8
-_NUM_NODES = 8  # the last known token and its draft
-_CONTEXT = 1024
-_PAGE_SIZE = 16
-_BUCKETS = StepBuckets(
-  rows=(_NUM_ROWS,),
-  query_tokens=(_NUM_ROWS * _NUM_NODES, _CONTEXT),
-  lengths=(0, _NUM_NODES - 1),
-)
-_LAYOUTS = {
-  'pages': ProgramSizes(
-    scheduler=SchedulerConfig(
-      buckets=_BUCKETS,
-      num_pages=_NUM_ROWS * _CONTEXT // _PAGE_SIZE,
-      max_context=_CONTEXT,
-      page_size=_PAGE_SIZE,
-    ),
-    contexts=(_CONTEXT,),
-  ),
-  'rows': ProgramSizes.of_rows(_BUCKETS, _CONTEXT),
-}
-_KINDS = 'plain', 'chain', 'tree'
-# The functions of programs.
-_FUNCTIONS = {
-  'step': 'run_step',
-  'forward': 'query_logits',
-  'verdict': 'verify',
-  'commit': 'commit_nodes',
-}
-# Of pages the parts of a step are programs of their own.
-_PROGRAMS = {
-  'pages': {
-    'plain': ('forward', 'verdict'),
-    'chain': ('forward', 'verdict'),
-    'tree': ('forward', 'verdict', 'commit'),
-  },
-  'rows': dict.fromkeys(_KINDS, ('step',)),
-}
-NAMES = tuple(
-  f'served {kind}, {layout}: {program}'
-  for layout, programs in _PROGRAMS.items()
-  for kind in _KINDS
-  for program in programs[kind]
-)
-
-
-def jobs(
-  config: ModelConfig, shape: str, num_devices: int, target: Target
-) -> Iterator[Job]:
-  """Yields the programs of `NAMES`.
-
-  Args:
-    config: target of the engine.
-    shape: model in words.
-    num_devices: devices that share it.
-    target: devices to compile for.
-  """
-  for name in NAMES:
-    step, program = name.split(': ')
-    kind, layout = step.removeprefix('served ').split(', ')
-    yield Job(
-      name=name,
-      shape=shape,
-      target=target,
-      lower=functools.partial(
-        _lower, program, kind, layout, config, num_devices, target
-      ),
-    )
-
-
-def _lower(program, *step):
-  return _programs(*step)[_FUNCTIONS[program]]
-
-
-@functools.lru_cache(maxsize=1)
-def _programs(
-  kind, layout, config, num_devices, target
-) -> dict[str, jax.stages.Lowered]:
-  """Returns the programs of a step by their functions."""
-  step = Step(
-    kind=kind,
-    sizes=_LAYOUTS[layout],
-    config=dataclasses.replace(config, num_shards=num_devices),
-    mesh=sharding.make_mesh(target.devices[:num_devices]),
-  )
-  return {'run_step': step.lower()} if layout == 'rows' else step.parts()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

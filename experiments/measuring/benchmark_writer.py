@@ -23,7 +23,7 @@ def write(
   Args:
     directory: folder of the files.
     records: records of one benchmark; not empty.
-    modes: their modes, in the order of the table.
+    modes: modes of the records, in the order of the table.
     facts: provenance.
     models: names and dtypes, for the picture.
     is_greedy: whether equal outputs are expected.
