@@ -65,7 +65,7 @@ def _section(section: Section, rows: Sequence[Row]) -> list[markupsafe.Markup]:
   parts = [report_page.element('h2', section.title), note]
   if not rows:
     return parts
-  if figure := section_plots.draw(section.name, rows):
+  if figure := section_plots.draw(rows):
     parts.append(report_page.image(section.title, plots.png(figure)))
   return [*parts, report_page.table(list(map(_table_row, rows)))]
 
