@@ -19,8 +19,6 @@ from kernels_pallas import dispatch, registry, tuning
 from kernels_pallas.call_spec import Arrays, CallSpec
 from kernels_pallas.tree_attention import reference as attention_reference
 
-_PAGE = 128
-
 
 def _same(*arrays):
   return arrays
@@ -128,15 +126,6 @@ def _attention_baselines(spec, platform):
       else functools.partial(_heads_last, window=spec.window),
       is_baseline=True,
     )
-  # The kernels that JAX ships take one token and no mask.
-  if not is_one:
-    return
-  if on_gpu:
-    yield Contender(name='jax pallas gqa', call=_gqa, is_baseline=True)
-  elif platform == 'tpu' and spec.batch_size == 1:
-    yield Contender(
-      name='jax pallas paged', call=_paged, prepare=_pages, is_baseline=True
-    )
 
 
 def _paged_baselines(spec, platform):
@@ -195,34 +184,6 @@ def _with_lengths(queries, keys, values, lengths, mask, positions):
 def _attend_to_lengths(queries, keys, values, lengths, **options):
   return jax.nn.dot_product_attention(
     queries, keys, values, key_value_seq_lengths=lengths, **options
-  )
-
-
-def _gqa(queries, keys, values, lengths, mask, positions):
-  # Here, as JAX is about to drop it and warns of that.
-  from jax.experimental.pallas.ops.gpu import decode_attention
-
-  del mask, positions
-  return decode_attention.gqa(
-    queries[:, 0].reshape(len(queries), -1, queries.shape[4]),
-    # It swaps them back.
-    jnp.swapaxes(keys, 1, 2),
-    jnp.swapaxes(values, 1, 2),
-    kv_seq_len=lengths + 1,
-  )
-
-
-def _pages(queries, keys, values, lengths, mask, positions):
-  """Returns scaled queries [B, H, E], pages, lengths and their table."""
-  del mask, positions
-  _, num_heads, capacity, head_dim = keys.shape
-  pages = (num_heads, capacity // _PAGE, _PAGE, head_dim)
-  return (
-    queries[:, 0].reshape(1, -1, head_dim) * head_dim**-0.5,
-    keys.reshape(pages),
-    values.reshape(pages),
-    lengths + 1,
-    jnp.arange(capacity // _PAGE, dtype=jnp.int32)[None],
   )
 
 
