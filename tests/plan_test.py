@@ -105,9 +105,9 @@ def test_constants_are_the_fit():
   constants = plan_validation.fit([p for p in points if p.is_fitted])
   stored = forward_lib.FITTED
   for found, kept in (
-    (constants.launch_seconds, hardware.get('h800').launch_seconds),
-    (constants.efficiency.wide, stored.wide),
-    (constants.efficiency.quantized, stored.quantized),
+    (constants['launch_seconds'], hardware.get('h800').launch_seconds),
+    (constants['efficiency'].wide, stored.wide),
+    (constants['efficiency'].quantized, stored.quantized),
   ):
     assert found == pytest.approx(kept, rel=2e-3)
   rows = plan_validation.validate(points)

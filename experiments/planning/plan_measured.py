@@ -151,14 +151,12 @@ def _check_figures(row: Row, directory: pathlib.Path) -> None:
 
 def _with_steps(chip: Chip, points: Sequence[Point]) -> Chip:
   """Returns a chip with the constants that the steps are fitted by."""
-  constants = plan_validation.fit(points)
   names = ['launch_seconds', 'efficiency wide']
   if any(point.forward.config.weight_dtype for point in points):
     names.append('efficiency quantized')
   return dataclasses.replace(
     chip,
-    launch_seconds=constants.launch_seconds,
-    efficiency=constants.efficiency,
+    **plan_validation.fit(points),
     sources={**chip.sources, **dict.fromkeys(names, _FITTED)},
   )
 

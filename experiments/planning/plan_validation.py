@@ -1,7 +1,8 @@
 """Published step times, and how well the model of a forward predicts them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import optimize
@@ -63,27 +64,10 @@ class Point:
     plain = dataclasses.replace(self.forward.config, weight_dtype=None)
     return plain in _DRAFTS
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Constants:
-  """The three numbers that are fitted.
-
-  Attributes:
-    launch_seconds: seconds of a kernel that does little, on NVIDIA's GPUs.
-    efficiency: shares of the bandwidth.
-  """
-
-  launch_seconds: float
-  efficiency: Efficiency
-
-  def predict(self, point: Point) -> float:
-    """Returns the seconds of a step by these constants."""
-    chip = dataclasses.replace(
-      point.chip,
-      launch_seconds=self.launch_seconds,
-      efficiency=self.efficiency,
-    )
-    return forward_lib.predict(point.forward, chip).total
+  def predict(self, constants: Mapping[str, Any]) -> float:
+    """Returns the seconds of the step by constants, see `fit`."""
+    chip = dataclasses.replace(self.chip, **constants)
+    return forward_lib.predict(self.forward, chip).total
 
 
 def points() -> list[Point]:
@@ -139,22 +123,23 @@ def _point(
   )
 
 
-def fit(fitted: Sequence[Point]) -> Constants:
+def fit(fitted: Sequence[Point]) -> dict[str, Any]:
   """Returns the constants with the least squares of relative errors.
 
-  A constant of which the points say nothing stays that of their first chip.
+  They are `launch_seconds` and `efficiency` of a `Chip`, three numbers. One of
+  which the points say nothing stays that of their first chip.
   """
 
-  def constants(values) -> Constants:
+  def constants(values) -> dict[str, Any]:
     launch, wide, quantized = values
-    return Constants(
-      launch_seconds=launch / _MICRO,
-      efficiency=Efficiency(wide=wide, quantized=quantized),
-    )
+    return {
+      'launch_seconds': launch / _MICRO,
+      'efficiency': Efficiency(wide=wide, quantized=quantized),
+    }
 
   def errors(values):
-    predict = constants(values).predict
-    return [np.log(predict(p) / p.seconds) for p in fitted]
+    own = constants(values)
+    return [np.log(p.predict(own) / p.seconds) for p in fitted]
 
   chip = fitted[0].chip
   start = (
@@ -179,7 +164,7 @@ def validate(found: Sequence[Point]) -> list[dict]:
     others = constants
     if point.is_fitted:
       others = fit([p for p in fitted if p is not point])
-    predicted = constants.predict(point)
+    predicted = point.predict(constants)
     rows.append(
       {
         'source': point.source,
@@ -187,7 +172,7 @@ def validate(found: Sequence[Point]) -> list[dict]:
         'predicted': predicted,
         'published': point.seconds,
         'error': predicted / point.seconds - 1,
-        'left_out_error': others.predict(point) / point.seconds - 1,
+        'left_out_error': point.predict(others) / point.seconds - 1,
         'is_fitted': point.is_fitted,
         'is_draft': point.is_draft,
       }
