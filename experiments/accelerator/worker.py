@@ -20,18 +20,6 @@ from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Section, Settings
 from swiftspec_jax.cli import program
 
-_ERRORS = (
-  ArithmeticError,
-  AssertionError,
-  AttributeError,
-  ImportError,
-  LookupError,
-  OSError,
-  RuntimeError,
-  TypeError,
-  ValueError,
-)
-
 
 def main(
   connection: Connection, section: Section, settings: Settings, log: str
@@ -100,7 +88,8 @@ def _device_works() -> bool:
 def _attempt(job: Job) -> list[Row]:
   try:
     return list(job.run())
-  except _ERRORS as error:
+  # Any fault of a job is a row, and the others go on.
+  except Exception as error:  # noqa: BLE001
     traceback.print_exc()
     reason = ' '.join(f'{type(error).__name__}: {error}'.split())
     return [Row(status=_status_of(job, error), reason=reason[:300])]

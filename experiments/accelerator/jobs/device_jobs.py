@@ -1,9 +1,7 @@
 """What the device is, and what it reaches."""
 
 import functools
-import shutil
 import statistics
-import subprocess
 import time
 from typing import Any
 
@@ -14,6 +12,7 @@ from experiments.accelerator import shapes
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
 from experiments.kernels import kernel_timing
+from kernels_pallas import comparison
 from swiftspec_jax.cli import provenance
 
 _PRODUCTS: dict[str, dict[str, Any]] = {
@@ -68,25 +67,11 @@ def _versions() -> list[Row]:
     'device_count': facts['device_count'],
     'memory_bytes': (device.memory_stats() or {}).get('bytes_limit'),
     'compute_capability': getattr(device, 'compute_capability', None),
-    'driver': _driver(),
+    'driver': comparison.driver_of(device),
     'clock': 'profiler' if kernel_timing.has_clock() else 'host',
   }
   known = {name: value for name, value in facts.items() if value is not None}
   return [Row(figures=known)]
-
-
-def _driver() -> str | None:
-  """Returns what NVIDIA's program says of the device, if it is there."""
-  if shutil.which('nvidia-smi') is None:
-    return None
-  query = '--query-gpu=name,driver_version,memory.total,clocks.max.sm'
-  process = subprocess.run(
-    ['nvidia-smi', query, '--format=csv,noheader'],
-    capture_output=True,
-    text=True,
-    timeout=30,
-  )
-  return process.stdout.strip() or None
 
 
 def _bytes(measure, num_bytes, num_moved) -> list[Row]:
