@@ -12,7 +12,6 @@ from decoding_cases import requests_of
 from serving_cases import linear_costs
 
 import swiftspec_jax as ss
-from experiments.load import step_shapes
 from swiftspec_jax import errors, policies, simulator
 from swiftspec_jax.compilation import shape_classes
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
@@ -196,9 +195,10 @@ def test_an_engine_takes_chosen_sizes_and_gives_the_same_tokens():
 
 def test_sizes_are_chosen_from_a_file(tmp_path):
   path = tmp_path / 'steps.jsonl'
-  step_shapes.append(path, {(1, 3): 5, (1, 8): 3}, {'policy': 'none'})
-  step_shapes.append(path, {(1, 4): 1, (1, 3): 1}, {'policy': 'fixed_1'})
-  assert step_shapes.read(path) == {(1, 3): 6, (1, 8): 3, (1, 4): 1}
+  path.write_text(
+    '{"policy": "none", "shapes": [[1, 3, 5], [1, 8, 3]]}\n'
+    '{"policy": "fixed_1", "shapes": [[1, 3, 1], [1, 4, 1]]}\n'
+  )
   flags = (f'--steps={path}', '--rows=2', '--query_tokens=5,7,10')
   output = programs.output_of('studies.choose_sizes', *flags)
   # 46 tokens, in 7 * 5 + 3 * 10 places and in 6 * 3 + 4 * 8 of them.
@@ -219,5 +219,5 @@ def test_other_files_are_refused(text, tmp_path):
   if text is not None:
     path.write_text(text)
     message = 'is no steps.jsonl of serve_load or simulate_load'
-  with pytest.raises(errors.UserError, match=message):
-    step_shapes.read(path)
+  flags = (f'--steps={path}', '--rows=2', '--query_tokens=5')
+  assert message in programs.error_of('studies.choose_sizes', *flags)

@@ -10,7 +10,7 @@ import pytest
 import serving_cases as cases
 
 from experiments.flags import load_flags
-from experiments.load import load_plot, load_report, step_shapes
+from experiments.load import load_plot, load_report
 from swiftspec_jax import errors, policies
 from swiftspec_jax.cli.flags import policy_names
 from swiftspec_jax.policies import loading
@@ -117,7 +117,8 @@ def test_program(tmp_path):
   assert facts['flags']['profile'] == 'llama-8b-h100'
   assert facts['flags']['num_requests'] == 20
   num_steps = sum(values['num_steps'] for values in rows)
-  assert step_shapes.read(tmp_path / 'steps.jsonl').total() == num_steps
+  lines = programs.read_lines(tmp_path, 'steps.jsonl')
+  assert sum(n for line in lines for _, _, n in line['shapes']) == num_steps
   assert 'simulated 480 requests in' in output
   assert 'latency of goodput over that of the best fixed length' in output
 

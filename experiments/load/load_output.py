@@ -8,7 +8,7 @@ from typing import Any
 import tqdm
 
 from experiments.flags import load_flags
-from experiments.load import load_plot, load_report, step_shapes
+from experiments.load import load_plot, load_report
 from swiftspec_jax.cli import output_files, provenance
 from swiftspec_jax.cli.flags import flag_values
 from swiftspec_jax.simulator.arrivals import Arrivals
@@ -29,8 +29,8 @@ def sweep(
   Args:
     rates: requests per second.
     rows: rows to be added to.
-    directory: folder for rows.jsonl, and for the shapes of all steps in
-      steps.jsonl.
+    directory: folder for rows.jsonl, and for steps.jsonl: how many steps of
+      each run had which rows and tokens.
     prepare: makes of arrivals and a seed what all policies share.
     run: serves the arrivals with the policy of that name, given what
       `prepare` made; returns what happened and further columns.
@@ -51,11 +51,10 @@ def sweep(
         row |= {'seed': seed, **more}
         rows.append(row)  # first, so that Ctrl-C loses no row of the file
         output_files.append_line(directory / 'rows.jsonl', row)
-        step_shapes.append(
-          directory / 'steps.jsonl',
-          recorder.shapes,
-          {key: row[key] for key in ('policy', 'request_rate', 'seed')},
-        )
+        steps = {key: row[key] for key in ('policy', 'request_rate', 'seed')}
+        counts = sorted(recorder.shapes.items())
+        steps['shapes'] = [[*shape, count] for shape, count in counts]
+        output_files.append_line(directory / 'steps.jsonl', steps)
         progress.update()
 
 

@@ -10,14 +10,17 @@ stay as they are, and how much of what the target computes is padding, before
 and after. Take the steps of a load like that to be served.
 """
 
+import collections
+import json
 import pathlib
 
 from absl import flags
 
-from experiments.load import step_shapes
+from swiftspec_jax import errors
 from swiftspec_jax.cli import program
 from swiftspec_jax.cli.flags import size_flags
 from swiftspec_jax.compilation import shape_classes
+from swiftspec_jax.compilation.shape_classes import Shape
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
 _STEPS = flags.DEFINE_string(
@@ -45,7 +48,7 @@ _NUM_PROGRAMS = flags.DEFINE_integer(
 
 def main() -> None:
   """Runs the program."""
-  shapes = step_shapes.read(pathlib.Path(_STEPS.value))
+  shapes = _read(pathlib.Path(_STEPS.value))
   before = StepBuckets(
     rows=size_flags.read(_ROWS), query_tokens=size_flags.read(_QUERY_TOKENS)
   )
@@ -60,6 +63,26 @@ def main() -> None:
       f'{shape_classes.num_programs(buckets)} programs for each context, '
       f'{shape_classes.padded_share(shapes, buckets):.1%} padding'
     )
+
+
+def _read(path: pathlib.Path) -> collections.Counter[Shape]:
+  """Returns the number of steps of each shape, all runs together.
+
+  Raises:
+    UserError: the file cannot be read, or is no such file.
+  """
+  shapes: collections.Counter[Shape] = collections.Counter()
+  try:
+    for line in path.read_text().splitlines():
+      for rows, tokens, count in json.loads(line)['shapes']:
+        shapes[int(rows), int(tokens)] += int(count)
+  except OSError as error:
+    raise errors.UserError(f'{path} cannot be read: {error}') from error
+  except (ValueError, TypeError, KeyError) as error:
+    raise errors.UserError(
+      f'{path} is no steps.jsonl of serve_load or simulate_load: {error!r}'
+    ) from error
+  return shapes
 
 
 def _text(sizes: tuple[int, ...]) -> str:

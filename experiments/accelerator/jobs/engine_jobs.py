@@ -3,18 +3,21 @@
 import functools
 import json
 import pathlib
+import subprocess
+import sys
 import tempfile
 
 import numpy as np
 
-from experiments.accelerator import programs, weights
+from experiments.accelerator import weights
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
-from swiftspec_jax import testing
+from swiftspec_jax import errors, testing
 from swiftspec_jax.cli import output_files
 from swiftspec_jax.cost_model import storage
 from swiftspec_jax.cost_model.measured import MeasuredCosts
 
+_ROOT = pathlib.Path(__file__).parents[3]
 _COSTS = 'costs.json'
 _ACCEPTANCE = 0.7
 _ROWS = (1, 4, 16, 64)
@@ -97,9 +100,7 @@ def _target(settings: Settings) -> str:
 
 def _measure_costs(settings: Settings) -> list[Row]:
   path = settings.directory / _COSTS
-  programs.run(
-    'profile_costs', *_flags(settings), '--repeats=3', f'--output={path}'
-  )
+  _run('profile_costs', *_flags(settings), '--repeats=3', f'--output={path}')
   costs = storage.load(path)
   buckets = costs.key.buckets
   found = [Row(figures={'target': costs.key.target})]
@@ -140,7 +141,7 @@ def _measure_load(settings: Settings, load: float) -> list[Row]:
     prompts = pathlib.Path(directory) / 'prompts.jsonl'
     prompts.write_text(_prompts())
     results = pathlib.Path(directory) / 'results'
-    programs.run(
+    _run(
       'serve_load',
       *_flags(settings),
       f'--costs={costs_path}',
@@ -156,6 +157,18 @@ def _measure_load(settings: Settings, load: float) -> list[Row]:
     Row(figures={'request_rate': rate, 'num_requests': count}),
     *(_load_row(line, lines[0], load) for line in lines),
   ]
+
+
+def _run(name: str, *flags: str) -> None:
+  """Runs a program of `experiments`; raises UserError with its last line."""
+  command = [sys.executable, '-m', f'experiments.{name}', *flags]
+  process = subprocess.run(
+    command, cwd=_ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+  )
+  if process.returncode:
+    lines = process.stderr.decode(errors='replace').split('\n')
+    last = next((line for line in lines[::-1] if line.strip()), '')
+    raise errors.UserError(f'{name}: {last.strip()}')
 
 
 def _prompts() -> str:
