@@ -1,6 +1,7 @@
 """The help of commands: what it says is true, and it comes at once."""
 
 import functools
+import importlib.util
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ atexit.register(lambda: print(*sys.modules, file=sys.stderr))
 from swiftspec_jax.cli import command
 command.main()
 """
+CLI = 'swiftspec_jax.cli'
 _FLAG = re.compile(r'^  --(\[no\])?(\w+):\s(.*?)(?=^  -|^\w|\Z)', re.M | re.S)
 
 
@@ -93,3 +95,12 @@ def test_programs_that_are_no_command_list_their_own_flags():
   assert (status, complaints) == (0, '')
   assert output.startswith('Times kernels, compares them')
   assert '\nexperiments.kernels.__main__:\n  --every: ' in output
+
+
+def test_former_names_of_commands_run_until_0_4():
+  names = 'build_store demo doctor generate generate_data serve train_draft'
+  for name in names.split():
+    found = importlib.util.find_spec(f'experiments.{name}')
+    assert found.origin == importlib.util.find_spec(f'{CLI}.{name}').origin
+    assert short_help.of_module(found.name) == short_help.of_command(name)
+  assert short_help.of_module('experiments.compare') is None

@@ -287,8 +287,8 @@ def of_command(name: str) -> str:
 
 
 def of_module(module: str) -> str | None:
-  """Returns the help of a program; None if it has none here."""
+  """Returns the help of a program in any package; None without one here."""
   for name, command in COMMANDS.items():
-    if command.module == module:
+    if command.module.rpartition('.')[2] == module.rpartition('.')[2]:
       return of_command(name)
   return None
