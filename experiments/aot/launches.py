@@ -7,6 +7,9 @@ XLA has fused what it could.
 import re
 from collections.abc import Iterator
 
+from experiments.measuring import round_parts
+from experiments.measuring.round_parts import Operation, Program
+
 # What only names, passes on or awaits values, or runs other computations.
 _WITHOUT_KERNEL = {
   'after-all',
@@ -21,17 +24,12 @@ _WITHOUT_KERNEL = {
   'tuple',
   'while',
 }
-_INSTRUCTION = re.compile(
-  r'^\s+(?:ROOT )?\S+ = (?:\(.*?\)|\S+) ([a-z][\w-]*)\('
-)
-_HEAD = re.compile(r'^(ENTRY )?%?(\S+) \(.*\{$')
 # Those that are run where they are named; others are inside of a kernel.
 _RUN = re.compile(
   r'(?:condition|true_computation|false_computation)=%?([\w.-]+)'
 )
 _BODY = re.compile(r'body=%?([\w.-]+)')
 _BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
-_CALLED = re.compile(r'to_apply=%?([\w.-]+)')
 _NAME = re.compile(r'op_name="([^"]*)"')
 _TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 ONCE = ''  # what is in no loop
@@ -49,27 +47,26 @@ def by_loop(text: str) -> dict[str, dict[str, int]]:
   Args:
     text: optimised HLO, `jax.stages.Compiled.as_text()`.
   """
-  computations, entry = _computations(text)
+  program = round_parts.read_program(text)
   found: dict[str, dict[str, int]] = {}
-  waiting = [(ONCE, 1, [entry])]
+  waiting = [(ONCE, 1, [program.entry])]
   while waiting:
     name, turns, starts = waiting.pop()
-    operations = [*_run(computations, starts)]
+    operations = [*_run(program, starts)]
     part = found.setdefault(name, dict.fromkeys(_COUNTS, 0))
-    part['num_kernels'] += turns * sum(
-      _is_kernel(kind) for kind, _ in operations
-    )
+    kinds = [operation.opcode for operation in operations]
+    part['num_kernels'] += turns * sum(map(_is_kernel, kinds))
     part['num_all_reduces'] += turns * sum(
-      kind in ('all-reduce', 'all-reduce-start') for kind, _ in operations
+      kind in ('all-reduce', 'all-reduce-start') for kind in kinds
     )
-    for kind, line in operations:
-      if kind != 'while':
+    for operation in operations:
+      if operation.opcode != 'while':
         continue
-      starts = _BODY.findall(line) + _RUN.findall(line)
-      if known := _TURNS.search(line):
+      starts = _BODY.findall(operation.line) + _RUN.findall(operation.line)
+      if known := _TURNS.search(operation.line):
         waiting.append((name, turns * int(known[1]), starts))
       else:
-        loop = _NAME.search(line)
+        loop = _NAME.search(operation.line)
         waiting.append((loop[1] if loop else 'while', 1, starts))
   return found
 
@@ -78,37 +75,20 @@ def _is_kernel(operation: str) -> bool:
   return operation not in _WITHOUT_KERNEL and not operation.endswith('-done')
 
 
-def _computations(
-  text: str,
-) -> tuple[dict[str, list[tuple[str, str]]], str]:
-  """Returns operations and lines by the computation, and the entry's name."""
-  found: dict[str, list[tuple[str, str]]] = {}
-  name = entry = ''
-  for line in text.splitlines():
-    if head := _HEAD.match(line):
-      name = head[2]
-      found[name] = []
-      entry = name if head[1] else entry
-    elif instruction := _INSTRUCTION.match(line):
-      found[name].append((instruction[1], line))
-  return found, entry
-
-
-def _run(
-  computations: dict[str, list[tuple[str, str]]], starts: list[str]
-) -> Iterator[tuple[str, str]]:
+def _run(program: Program, starts: list[str]) -> Iterator[Operation]:
   """Yields the operations of computations and of what they run, each once.
 
   The bodies of loops are left out.
   """
   waiting, seen = [*starts], {*starts}
   while waiting:
-    for operation, line in computations[waiting.pop()]:
-      yield operation, line
-      names = _RUN.findall(line)
-      for branches in _BRANCHES.findall(line):
+    for name in program.computations[waiting.pop()]:
+      operation = program.operations[name]
+      yield operation
+      names = _RUN.findall(operation.line)
+      for branches in _BRANCHES.findall(operation.line):
         names += [branch.strip(' %') for branch in branches.split(',')]
-      if operation == 'call':
-        names += _CALLED.findall(line)
+      if operation.opcode == 'call':
+        names.append(operation.called)
       waiting += [new for new in names if new not in seen]
       seen.update(names)

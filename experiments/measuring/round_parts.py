@@ -36,7 +36,7 @@ _PARTS = {
 }
 # As XLA prints them: "  ROOT %name = f32[8,2]{1,0} dot(%a, %b), attributes".
 _INSTRUCTION = re.compile(r'\s+(?:ROOT )?%?(\S+) = (.*?) ([a-z][\w-]*)\((.*)')
-_COMPUTATION = re.compile(r'(?:ENTRY )?%?(\S+) \(.*\{$')
+_COMPUTATION = re.compile(r'(ENTRY )?%?(\S+) \(.*\{$')
 _SHAPE = re.compile(r'\w+\[([\d,]*)\]')
 _OPERAND = re.compile(r'%([\w.\-]+)')
 _CALLED = re.compile(r'(?:calls|to_apply)=%?([\w.\-]+)')
@@ -68,6 +68,7 @@ class Operation:
     operands: names of its operands.
     called: name of the computation that it applies, or None.
     scope: path of the named scopes around it; empty if not known.
+    line: text of the instruction.
   """
 
   opcode: str
@@ -75,6 +76,7 @@ class Operation:
   operands: tuple[str, ...]
   called: str | None
   scope: str
+  line: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,20 +87,23 @@ class Program:
     name: name of its module.
     operations: operations by name, those that others need first.
     computations: names of the operations of each computation.
+    entry: name of the computation that it begins with.
   """
 
   name: str
   operations: Mapping[str, Operation]
   computations: Mapping[str, Sequence[str]]
+  entry: str
 
 
 def read_program(text: str) -> Program:
   """Reads a program as XLA prints it."""
   header, *lines = text.splitlines()
-  operations, computations, names = {}, {}, []
+  operations, computations, names, entry = {}, {}, [], ''
   for line in lines:
     if found := _COMPUTATION.match(line):
-      names = computations.setdefault(found[1], [])
+      names = computations.setdefault(found[2], [])
+      entry = found[2] if found[1] else entry
     elif found := _INSTRUCTION.match(line):
       name, shape, opcode, rest = found.groups()
       called, scope = _CALLED.search(rest), _SCOPE.search(rest)
@@ -109,11 +114,13 @@ def read_program(text: str) -> Program:
         operands=tuple(_OPERAND.findall(rest.partition(')')[0])),
         called=called and called[1],
         scope=scope[1] if scope else '',
+        line=line,
       )
   return Program(
     name=header.split()[1].rstrip(','),
     operations=operations,
     computations=computations,
+    entry=entry,
   )
 
 
