@@ -12,10 +12,11 @@ from swiftspec_jax.cli.prompts import Prompt
 
 _RESULTS = 'results.jsonl'
 _SETTINGS = 'settings.json'
+_PLACE = 'question_id', 'task', 'mode', 'repeat'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(results.GenerationStats):
   """One line of results.jsonl: the figures of a request and more.
 
   `host_seconds` is the work of the host loop, waits excluded, and
@@ -27,25 +28,9 @@ class Record:
   task: str
   mode: str
   repeat: int
-  prompt_tokens: int
   token_ids: tuple[int, ...]
-  new_tokens: int
-  ttft_seconds: float
-  decode_seconds: float
-  num_rounds: int
-  num_drafted: int
-  num_accepted: int
-  drafted_per_position: tuple[int, ...]
-  accepted_per_position: tuple[int, ...]
-  acceptance_length: float
-  num_hits: int
-  num_late_hits: int
-  num_misses: int
-  num_draft_forwards: int
   finish_reason: str
-  num_plain_rounds: int = 0
-  num_tree_rounds: int = 0
-  chosen_lengths: tuple[int, ...] = ()
+  acceptance_length: float = 1.0
   tpot_seconds: float | None = None
   latency_seconds: float | None = None
   decoded_tokens: int | None = None
@@ -125,8 +110,10 @@ def write_settings(
 
 
 def append(directory: pathlib.Path, record: Record) -> None:
-  """Adds a complete line to the results."""
-  output_files.append_line(directory / _RESULTS, dataclasses.asdict(record))
+  """Adds a complete line to the results, which begins with what it is of."""
+  values = dataclasses.asdict(record)
+  place = {name: values[name] for name in _PLACE}
+  output_files.append_line(directory / _RESULTS, {**place, **values})
 
 
 def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
