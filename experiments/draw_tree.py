@@ -24,16 +24,9 @@ _MODE = flags.DEFINE_enum(
 _PROMPT = flags.DEFINE_string(
   'prompt', 'Why is the sky blue?', 'Text to continue.'
 )
-_NUM_ROUNDS = flags.DEFINE_integer(
-  'num_rounds', 6, 'Rounds to draw.', lower_bound=1
-)
-_MAX_NODES = flags.DEFINE_integer(
-  'max_nodes',
-  60,
-  'Nodes to draw of each tree, the most probable ones.',
-  lower_bound=1,
-)
 _OUTPUT = flags.DEFINE_string('output', 'trees.html', 'File to write.')
+
+_NUM_ROUNDS = 6  # that are drawn
 
 
 def main() -> None:
@@ -47,11 +40,9 @@ def main() -> None:
     token_ids=tuple(token_ids), sampling=shared_flags.sampling()
   )
   tree_config = tree_flags.config()
-  rounds = tree_rounds.collect(
-    target, draft, request, tree_config, _NUM_ROUNDS.value
-  )
+  rounds = tree_rounds.collect(target, draft, request, tree_config, _NUM_ROUNDS)
   facts = tree_page.facts(target, draft, tree_config, _PROMPT.value)
-  page = tree_page.render(rounds, facts, _MAX_NODES.value)
+  page = tree_page.render(rounds, facts)
   path = pathlib.Path(_OUTPUT.value)
   output_files.write(path, page.encode())
   print(_summary(rounds))

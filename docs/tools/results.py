@@ -1,13 +1,11 @@
 """Writes the pages of docs/results from the result files beside them.
 
   python -m docs.tools.results
-  python -m docs.tools.results --check
 
 A result file NAME.json has a `title`, an `intro` and `measurements`. Each of
 them has a `title`, its `command`, `machine` and `date`, the `commit` that
 recorded it, and a table of texts: `columns` and `rows`. A `note` says more. The
-page NAME.md says the same for readers. With --check nothing is written; pages
-that differ from their files are an error.
+page NAME.md says the same for readers.
 """
 
 import json
@@ -16,28 +14,17 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from absl import flags
-
 from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files, program
-
-_CHECK = flags.DEFINE_bool('check', False, 'Write nothing; compare the pages.')
 
 DIRECTORY = pathlib.Path(__file__).parents[2] / 'docs' / 'results'
 _FIELDS = ('title', 'command', 'machine', 'date', 'commit', 'columns', 'rows')
 
 
 def main() -> None:
-  """Writes or compares all pages."""
+  """Writes all pages."""
   for path in sorted(DIRECTORY.glob('*.json')):
-    page = path.with_suffix('.md')
-    content = render(path)
-    if not _CHECK.value:
-      output_files.write(page, content.encode())
-    elif not page.exists() or page.read_text() != content:
-      raise errors.UserError(
-        f'{page} is not what {path.name} says; run python -m docs.tools.results'
-      )
+    output_files.write(path.with_suffix('.md'), render(path).encode())
 
 
 def render(path: pathlib.Path) -> str:

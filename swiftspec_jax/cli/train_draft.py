@@ -36,9 +36,6 @@ _DATA = flags.DEFINE_string(
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Where the draft and all about it go.', required=True
 )
-_NUM_SHARDS = flags.DEFINE_integer(
-  'num_shards', None, 'Number of shards to use, the first ones.', lower_bound=1
-)
 _START_FROM = flags.DEFINE_string(
   'start_from',
   None,
@@ -150,7 +147,6 @@ def main() -> None:
     pathlib.Path(_DATA.value),
     output_dir,
     devices=jax.devices(),
-    num_shards=_NUM_SHARDS.value,
     start_from=start_from,
   )
   log = training_log.TrainingLog(output_dir, trainer.step)

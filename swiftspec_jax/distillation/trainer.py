@@ -91,7 +91,6 @@ class Trainer:
     output_dir: pathlib.Path,
     *,
     devices: Sequence[jax.Device],
-    num_shards: int | None = None,
     start_from: Model | None = None,
   ):
     """Reads the data, and the last checkpoint of the run if there is one.
@@ -100,10 +99,9 @@ class Trainer:
       config: options of the run; a run that goes on must have the same.
       target: model that wrote the data.
       data_dir: folder of the shards. A run that goes on takes as many as it
-        began with.
+        began with, a new one all.
       output_dir: folder of the run.
       devices: share the rows of each batch.
-      num_shards: shards of a new run; None means all.
       start_from: a draft whose parameters are the first ones. Outputs that it
         does not have begin as in a new draft.
 
@@ -124,7 +122,7 @@ class Trainer:
     groups, num_shards = load_data(
       data_dir,
       target,
-      run.get('num_shards', num_shards),
+      run.get('num_shards'),
       config.student.feature_layers,
     )
     learned, held_out = packing.split(groups)
