@@ -1,13 +1,12 @@
 """How close decoding comes to what the machine allows.
 
-  python -m experiments.profile_decode --prompt_tokens=1000 --peers=hf
+  python -m experiments.profile_decode --prompt_tokens=1000
   python -m experiments.profile_decode --mode=serial --output_dir=DIR
 
 Measures in turn, several times, the memory bandwidth, the bare jitted step, the
 step with the host loop around it, and prefill. Plain decoding reads every
-weight once a token, so the bandwidth bounds its rate. With --peers=hf it
-measures Hugging Face transformers on the same weights, too. Prints the medians,
-and writes them with their provenance when --output_dir is given.
+weight once a token, so the bandwidth bounds its rate. Prints the medians, and
+writes them with their provenance when --output_dir is given.
 
 With --mode it takes the rounds of a token tree apart instead: how long each
 part of target and draft takes, over the first prompts that are shipped.
@@ -30,7 +29,6 @@ from experiments.flags import run_flags
 from experiments.measuring import (
   benchmark_report,
   benchmark_run,
-  hf_peer,
   round_profile,
 )
 from swiftspec_jax import errors, profiling
@@ -46,9 +44,6 @@ _NUM_STEPS = flags.DEFINE_integer(
 )
 _REPEATS = run_flags.repeats(
   5, 'Measurements of which the median counts; with --mode prompts.'
-)
-_PEERS = flags.DEFINE_enum(
-  'peers', None, ['hf'], 'Also measure Hugging Face transformers (torch).'
 )
 _MODE = flags.DEFINE_enum(
   'mode',
@@ -78,8 +73,6 @@ def main() -> None:
 def _profile_steps() -> None:
   """Measures plain decoding."""
   shared_flags.check(['autoregressive'])
-  if _PEERS.value:
-    hf_peer.check()
   target = shared_flags.load_target()
   longest = max(_PROMPT_TOKENS.value, _SHORT_PROMPT + _NUM_STEPS.value)
   if longest >= target.config.max_context:
@@ -110,17 +103,12 @@ def _measurements(target: ss.Model) -> dict[str, Callable[[], float]]:
   # Any tokens do: the time does not depend on them.
   decode = _request(range(_SHORT_PROMPT), _NUM_STEPS.value)
   prefill = _request(range(_PROMPT_TOKENS.value), 1)
-  measurements = {
+  return {
     'bandwidth': profiling.measure_read_bandwidth,
     'step': lambda: _step_seconds(decoder, decode),
     'loop': lambda: 1 / _run(decoder, decode).tokens_per_second,
     'prefill': lambda: _run(long_decoder, prefill).ttft_seconds,
   }
-  if _PEERS.value:
-    run = hf_peer.load('hf', target, None, num_speculative_tokens=1)
-    measurements['hf_token'] = lambda: 1 / run(decode).stats.tokens_per_second
-    measurements['hf_prefill'] = lambda: run(prefill).stats.ttft_seconds
-  return measurements
 
 
 def _request(token_ids: Sequence[int], new_tokens: int) -> ss.Request:
@@ -142,7 +130,7 @@ def _step_seconds(decoder: ss.Decoder, request: ss.Request) -> float:
 
 def _report(medians: dict[str, float], num_bytes: int) -> dict[str, float]:
   floor = num_bytes / medians['bandwidth']
-  report = {
+  return {
     'read bandwidth (GB/s)': medians['bandwidth'] / 1e9,
     'weights (MB)': num_bytes / 1e6,
     'floor of a step (ms)': floor * 1e3,
@@ -153,16 +141,6 @@ def _report(medians: dict[str, float], num_bytes: int) -> dict[str, float]:
     'decoding (tokens/s)': 1 / medians['loop'],
     'prefill (tokens/s)': _PROMPT_TOKENS.value / medians['prefill'],
   }
-  if 'hf_token' in medians:
-    report |= {
-      'transformers decoding (tokens/s)': 1 / medians['hf_token'],
-      'ratio to transformers': medians['hf_token'] / medians['loop'],
-      'transformers prefill (tokens/s)': (
-        _PROMPT_TOKENS.value / medians['hf_prefill']
-      ),
-      'ratio of prefill': medians['hf_prefill'] / medians['prefill'],
-    }
-  return report
 
 
 def _profile_rounds(mode: str) -> None:
@@ -196,20 +174,19 @@ def _profile_rounds(mode: str) -> None:
 
 
 def _check_rounds() -> None:
-  for name in ('peers', 'prompt_tokens'):
-    if flags.FLAGS[name].present:
-      raise errors.UserError(
-        f'--{name} is not used with --mode={_MODE.value}; leave it out'
-      )
+  if _PROMPT_TOKENS.present:
+    raise errors.UserError(
+      f'--prompt_tokens is not used with --mode={_MODE.value}; leave it out'
+    )
 
 
 def _round_table(rows: Sequence[round_profile.Row]) -> str:
-  cells = [
-    (row.part, f'{row.seconds * 1e3:.2f}', f'{row.share:.3f}') for row in rows
-  ]
-  return benchmark_report.aligned(
-    [('part', 'ms', 'share of a round'), *cells], num_names=1
-  )
+  columns = {
+    'part': ('part',),
+    'ms': ('seconds', '.2f', 1e3),
+    'share of a round': ('share', '.3f'),
+  }
+  return benchmark_report.table_of([*map(vars, rows)], columns, num_names=1)
 
 
 def _write(directory: pathlib.Path, report: dict[str, Any]) -> None:

@@ -168,5 +168,6 @@ def test_program_takes_a_round_apart(model, tmp_path):
 
 
 def test_flags_that_do_not_fit_are_refused():
-  error = programs.error_of('profile_decode', '--mode=serial', '--peers=hf')
-  assert '--peers is not used with --mode=serial' in error
+  flags = '--mode=serial', '--prompt_tokens=9'
+  error = programs.error_of('profile_decode', *flags)
+  assert '--prompt_tokens is not used with --mode=serial' in error
