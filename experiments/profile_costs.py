@@ -280,9 +280,7 @@ def _seconds(run: Callable[..., object], *args: object) -> float:
 
 def _table(costs: MeasuredCosts, measurements: Sequence[Measurement]) -> str:
   """Returns the measured times, and how far the tables are from them."""
-  cells = [
-    ('part', 'rows', 'points', 'from (ms)', 'to (ms)', 'mean error', 'max')
-  ]
+  found = []
   for part, table in costs.parts.items():
     for rows in costs.key.buckets.rows:
       own = [m for m in measurements if (m.part, m.num_rows) == (part, rows)]
@@ -297,18 +295,20 @@ def _table(costs: MeasuredCosts, measurements: Sequence[Measurement]) -> str:
       )
       difference = np.abs(fitted - seconds)
       error = difference / np.maximum(seconds, difference + 1e-9)
-      cells.append(
-        (
-          part,
-          str(rows),
-          str(len(own)),
-          f'{seconds.min() * 1e3:.2f}',
-          f'{seconds.max() * 1e3:.2f}',
-          f'{error.mean():.1%}',
-          f'{error.max():.1%}',
-        )
-      )
-  return benchmark_report.aligned(cells, num_names=1)
+      spans = {'from': seconds.min(), 'to': seconds.max()}
+      errors_of = {'mean': error.mean(), 'max': error.max()}
+      of_rows = {'part': part, 'rows': rows, 'points': len(own)}
+      found.append({**of_rows, **spans, **errors_of})
+  columns = {
+    'part': ('part',),
+    'rows': ('rows',),
+    'points': ('points',),
+    'from (ms)': ('from', '.2f', 1e3),
+    'to (ms)': ('to', '.2f', 1e3),
+    'mean error': ('mean', '.1%'),
+    'max': ('max', '.1%'),
+  }
+  return benchmark_report.table_of(found, columns, num_names=1)
 
 
 def _check(costs: MeasuredCosts, records: Sequence[StepRecord]) -> str:

@@ -11,7 +11,7 @@ neighbouring sizes by decoding prompts, and writes a configuration for --config.
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -179,16 +179,20 @@ class _Tuner:
 
   def describe_steps(self) -> str:
     """Returns a table of the measured times of a forward."""
-    cells = [('forward', 'tokens', 'ms')]
-    for who, seconds in (
-      ('target', self._target_seconds),
-      ('draft', self._draft_seconds),
-    ):
-      cells += [
-        (who, str(size), f'{seconds[size] * 1e3:.2f}')
-        for size in sorted(seconds)
-      ]
-    return benchmark_report.aligned(cells, num_names=1)
+    rows = [
+      {'forward': who, 'tokens': size, 'seconds': seconds[size]}
+      for who, seconds in (
+        ('target', self._target_seconds),
+        ('draft', self._draft_seconds),
+      )
+      for size in sorted(seconds)
+    ]
+    columns = {
+      'forward': ('forward',),
+      'tokens': ('tokens',),
+      'ms': ('seconds', '.2f', 1e3),
+    }
+    return benchmark_report.table_of(rows, columns, num_names=1)
 
 
 def main() -> None:
@@ -289,24 +293,22 @@ def _tune_size(
 
 def _table(trials: Sequence[_Trial]) -> str:
   """Returns what was tried, as text for a terminal."""
-  cells = [('tried', 'devices', 'bs', 'w', 'd', 'tokens/s', 'acc. length', '')]
-  for trial in trials:
-    devices = str(trial.target_devices)
-    if trial.draft_devices is not None:
-      devices += f'+{trial.draft_devices}'
-    cells.append(
-      (
-        trial.stage,
-        devices,
-        str(trial.num_nodes),
-        str(trial.width),
-        str(trial.num_draft_steps),
-        f'{trial.tokens_per_second:.1f}',
-        f'{trial.acceptance_length:.2f}',
-        'best' if trial.chosen else '',
-      )
-    )
-  return benchmark_report.aligned(cells, num_names=2)
+  columns = {
+    'tried': ('stage',),
+    'devices': _devices,
+    'bs': ('num_nodes',),
+    'w': ('width',),
+    'd': ('num_draft_steps',),
+    'tokens/s': ('tokens_per_second', '.1f'),
+    'acc. length': ('acceptance_length', '.2f'),
+    '': lambda row: 'best' if row['chosen'] else '',
+  }
+  return benchmark_report.table_of([*map(vars, trials)], columns, num_names=2)
+
+
+def _devices(row: Mapping[str, Any]) -> str:
+  counts = row['target_devices'], row['draft_devices']
+  return '+'.join(str(count) for count in counts if count is not None)
 
 
 def _explain(tuner: _Tuner, tree: ss.TreeConfig) -> str:

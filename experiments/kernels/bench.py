@@ -11,6 +11,7 @@ import tqdm
 
 from experiments.kernels import kernel_timing, torch_kernels
 from experiments.kernels.kernel_cases import Case
+from experiments.measuring import benchmark_report
 from swiftspec_jax.cli import output_files, provenance
 
 _ROWS = 'rows.jsonl'
@@ -41,7 +42,7 @@ def run(cases: Sequence[Case], repeats: int, directory: pathlib.Path) -> None:
   for case in tqdm.tqdm(cases, desc='measuring', unit='shape', disable=None):
     rows.append(_measure(case, rates, repeats))
     output_files.append_line(directory / _ROWS, rows[-1])
-    tqdm.tqdm.write(_line(rows[-1]))
+  print(_table(rows))
   kernels = dict.fromkeys(case.kernel for case in cases)
   summary = {
     'rates': dataclasses.asdict(rates),
@@ -126,39 +127,29 @@ def _head(rates: Rates) -> str:
       'ONLY NATIVE KERNELS RUN ON A CPU: all else are times of the references '
       'and of XLA, and say nothing about the other kernels.'
     )
-  return '\n'.join(
-    [
-      *lines,
-      f'{"kernel":<14} {"us":>9} {"bound us":>9} {"bytes/s":>8} {"FLOP/s":>7} '
-      f'{"reference":>10} {"x":>5} {"best baseline":>28} {"x":>5}  shape',
-    ]
-  )
+  return '\n'.join(lines)
 
 
-def _line(row: dict[str, Any]) -> str:
-  seconds, best = row['seconds'], row['best_baseline']
-  own = seconds.get(row['implementation'])
-  baseline = f'{best} {_micro(seconds[best])}' if best else '-'
-  return (
-    f'{row["kernel"]:<14} {_micro(own):>9} {_micro(row["bound_seconds"]):>9} '
-    f'{_share(row["share_of_bandwidth"]):>8} '
-    f'{_share(row["share_of_matrix_rate"]):>7} '
-    f'{_micro(seconds.get("reference")):>10} '
-    f'{_ratio(row["speedup_over_reference"]):>5} {baseline:>28} '
-    f'{_ratio(row["speedup_over_baseline"]):>5}  {row["shape"]}'
-  )
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+  columns = {
+    'kernel': ('kernel',),
+    'shape': ('shape',),
+    'us': lambda row: _micro(row, row['implementation']),
+    'bound us': ('bound_seconds', '.1f', 1e6),
+    'bytes/s': ('share_of_bandwidth', '.0%'),
+    'FLOP/s': ('share_of_matrix_rate', '.0%'),
+    'reference': lambda row: _micro(row, 'reference'),
+    'x': ('speedup_over_reference', '.2f'),
+    'best baseline': lambda row: row['best_baseline'] or '-',
+    'its us': lambda row: _micro(row, row['best_baseline']),
+    'its x': ('speedup_over_baseline', '.2f'),
+  }
+  return benchmark_report.table_of(rows, columns, num_names=2)
 
 
-def _micro(seconds: float | None) -> str:
+def _micro(row: dict[str, Any], name: str | None) -> str:
+  seconds = row['seconds'].get(name)
   return '-' if seconds is None else f'{seconds * 1e6:.1f}'
-
-
-def _share(share: float | None) -> str:
-  return '-' if share is None else f'{share:.0%}'
-
-
-def _ratio(ratio: float | None) -> str:
-  return '-' if ratio is None else f'{ratio:.2f}'
 
 
 def _summary(rows: list[dict[str, Any]], kernel: str) -> dict[str, Any]:

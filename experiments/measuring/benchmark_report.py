@@ -123,14 +123,14 @@ def table_of(
   columns: Mapping[str, Callable[[Any], str] | tuple[Any, ...]],
   num_names: int,
 ) -> str:
-  """Returns rows as text for a terminal, as `aligned`.
+  """Returns rows as text for a terminal, below a header.
 
   Args:
     rows: values by name.
     columns: cells by heading: a function that returns the cell of a row, or
       name and form of a value, and the factor that makes it what is shown. A
       value that a row lacks, or that is None, is a '-'.
-    num_names: number of columns that stand to the left.
+    num_names: number of columns that stand to the left; others to the right.
   """
 
   def cell(row, name, form='', factor=None):
@@ -142,29 +142,22 @@ def table_of(
     [c(row) if callable(c) else cell(row, *c) for c in columns.values()]
     for row in rows
   ]
-  return aligned([list(columns), *cells], num_names)
+  cells.insert(0, list(columns))
+  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+  lines = [
+    '  '.join(
+      f'{cell:<{width}}' if i < num_names else f'{cell:>{width}}'
+      for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    )
+    for row in cells
+  ]
+  return '\n'.join([lines[0], '-' * len(lines[0]), *lines[1:]])
 
 
 def outcome_rates(row: Mapping[str, Any]) -> str:
   """Returns the rates of a row's hits, late hits and misses as a cell."""
   rates = [row[key] for key in ('hit_rate', 'late_hit_rate', 'miss_rate')]
   return '-' if None in rates else '/'.join(f'{rate:.2f}' for rate in rates)
-
-
-def aligned(rows: Sequence[Sequence[str]], num_names: int) -> str:
-  """Returns cells as lines of text, the first row as their header.
-
-  The first `num_names` columns stand to the left, numbers to the right.
-  """
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = [
-    '  '.join(
-      f'{cell:<{width}}' if i < num_names else f'{cell:>{width}}'
-      for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-    )
-    for row in rows
-  ]
-  return '\n'.join([lines[0], '-' * len(lines[0]), *lines[1:]])
 
 
 def _forced(acceptance: float) -> str:

@@ -78,23 +78,26 @@ def acceptance_per_position(records: Sequence[Record]) -> list[float]:
 
 def table(summary: Mapping[str, Any]) -> str:
   """Returns the summary as text for a terminal."""
-  positions = [f'p{i}' for i in range(1, CHAIN_LENGTH + 1)]
-  modes = list(summary['predicted_speedup_by_mode'])
-  header = ['task', 'prompts', *positions, *MODES, *(f'x {m}' for m in modes)]
-  rows = [('all', summary)]
-  if len(summary['tasks']) > 1:
-    rows += summary['tasks'].items()
-  cells = [header]
-  for task, figures in rows:
-    lengths = [
+  speedups = list(summary['predicted_speedup_by_mode'])
+  numbers = [
+    *(f'p{i}' for i in range(1, CHAIN_LENGTH + 1)),
+    *MODES,
+    *(f'x {mode}' for mode in speedups),
+  ]
+  tasks = summary['tasks'] if len(summary['tasks']) > 1 else {}
+  rows = []
+  for task, figures in [('all', summary), *tasks.items()]:
+    values = [
+      *(figures['chain_acceptance_per_position'] or [None] * CHAIN_LENGTH),
       figures['chain_acceptance_length'],
       *figures['tree_acceptance_length_by_nodes'].values(),
+      *(figures['predicted_speedup_by_mode'][mode] for mode in speedups),
     ]
-    shares = figures['chain_acceptance_per_position'] or [None] * CHAIN_LENGTH
-    speedups = [figures['predicted_speedup_by_mode'][mode] for mode in modes]
-    numbers = [_cell(value) for value in (*shares, *lengths, *speedups)]
-    cells.append([task, str(figures['num_prompts']), *numbers])
-  return benchmark_report.aligned(cells, num_names=1)
+    row = dict(zip(numbers, values, strict=True))
+    rows.append({'task': task, 'prompts': figures['num_prompts'], **row})
+  columns = {name: (name,) for name in ('task', 'prompts')}
+  columns |= {name: (name, '.2f') for name in numbers}
+  return benchmark_report.table_of(rows, columns, num_names=1)
 
 
 def describe_steps(times: StepTimes) -> str:
@@ -165,7 +168,3 @@ def _speedups(lengths, forwards, times) -> dict[str, float | None]:
 
 def _by_size(seconds: Mapping[int, float]) -> dict[str, float]:
   return {str(size): seconds[size] for size in sorted(seconds)}
-
-
-def _cell(value: float | None) -> str:
-  return '-' if value is None else f'{value:.2f}'
