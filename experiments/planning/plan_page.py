@@ -56,13 +56,9 @@ def render(
   drafts = [
     {'draft': name, **draft} for name, draft in summary['drafts'].items()
   ]
-  plans = [
-    {name: value for name, value in row.items() if name != 'parts'}
-    for row in tables['rows']
-  ]
   left_out = [{'left out': reason} for reason in summary['left_out']]
   for title, rows in (
-    ('Best plan of each mode, split and kernels', plans),
+    ('Best plan of each mode, split and kernels', map(_shown, tables['rows'])),
     (f'What would reach {wanted:g} tokens/s alone', tables['needs']),
     ('Numbers of the chip', tables['constants']),
     ('Acceptance of the drafts', drafts),
@@ -78,6 +74,29 @@ def render(
     report_page.details('Provenance', facts),
   ]
   return report_page.page(summary['deployment'], parts)
+
+
+def _shown(row: Row) -> Row:
+  """Returns what the page has of a line of rows.jsonl."""
+  return {
+    'mode': row['mode'],
+    'chips': row['chips'],
+    'kernels': 'yes' if row['kernels'] else 'no',
+    'target': row['weight_dtype'],
+    'draft': f'{row["draft"]} {row["draft_weight_dtype"]}',
+    'nodes': row['num_nodes'],
+    'draft forwards': row['num_draft_steps'],
+    'tokens a round': row['acceptance_length'],
+    'target ms': 1e3 * row['target_step_seconds'],
+    'draft ms': 1e3 * row['draft_step_seconds'],
+    'measured': row['measured'],
+    'tokens/s': row['tokens_per_second'],
+    'slow': row['slow_tokens_per_second'],
+    'from (95 %)': row['low'],
+    'to': row['high'],
+    'published': row['published'],
+    'limit': row['limit'],
+  }
 
 
 def draw(rows: Sequence[Row], goal: float | None) -> bytes:
