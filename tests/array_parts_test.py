@@ -61,7 +61,9 @@ def test_each_device_reads_its_part(
   get, _ = hf.open_tensors(tmp_path)
   Counted.READ.clear()
   params = families.params_from_hf(
-    lambda name: get(name).view(Counted),
+    functools.partial(
+      families.get_checked, lambda name: get(name).view(Counted)
+    ),
     model.config,
     families.FAMILIES[family].norm_offset,
     functools.partial(

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import checkpoint_cases
 import jax
 import numpy as np
 import pytest
@@ -181,12 +182,10 @@ def test_few_bits_are_the_same_on_two_devices(weight_dtype):
   ],
 )
 def test_what_does_not_fit_is_named(tmp_path, changes, message):
-  testing.write_tiny_checkpoint(tmp_path / 'one', 'qwen3_moe')
-  testing.write_tiny_checkpoint(tmp_path / 'two', 'qwen3_moe', **changes)
-  config = tmp_path / 'two' / 'config.json'
-  config.replace(tmp_path / 'one' / 'config.json')
+  testing.write_tiny_checkpoint(tmp_path, 'qwen3_moe')
+  checkpoint_cases.change_config(tmp_path, **changes)
   with pytest.raises(errors.UserError, match=message):
-    ss.load(tmp_path / 'one')
+    ss.load(tmp_path)
 
 
 def test_what_experts_cannot_do_yet_is_refused(tmp_path):

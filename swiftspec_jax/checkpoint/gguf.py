@@ -176,6 +176,7 @@ class GGUFFile:
         functools.partial(self._get_blocks, config),
       )
     # The file stores Gemma's norm scales with the one already added.
+    get = functools.partial(families.get_checked, get)
     return families.params_from_hf(
       get, config, norm_offset=0.0, place=place, read_matrices=read_matrices
     )

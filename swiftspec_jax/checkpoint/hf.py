@@ -171,7 +171,7 @@ def read_params(
     if stored != 'mxfp4':
       read_matrices = functools.partial(stored_layers.read, config, read)
   return families.params_from_hf(
-    get,
+    functools.partial(families.get_checked, get),
     config,
     families.FAMILIES[config.family].norm_offset,
     place,

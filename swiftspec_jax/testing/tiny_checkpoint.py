@@ -11,9 +11,9 @@ import numpy as np
 from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import errors
+from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.models import families
 from swiftspec_jax.testing.byte_tokenizer import BOS, EOS, byte_tokenizer
-from swiftspec_jax.testing.tensor_shapes import tensor_shapes
 
 _COMMON = {
   'vocab_size': 272,
@@ -175,22 +175,42 @@ def write_tiny_checkpoint(
     num_files: safetensors files; with more than one there is an index.
     **overrides: entries of config.json. `torch_dtype` is also that of the
       stored weights; the vocabulary is filled up with reserved tokens.
+
+  Raises:
+    UserError: an unknown family, or a config.json that cannot be loaded.
   """
   if family not in _CHANGES:
     raise errors.UserError(
       f'unknown family {family!r}; choose one of {", ".join(TINY_FAMILIES)}'
     )
   config = {**_COMMON, **_CHANGES[family], **overrides}
+  path = directory / 'config.json'
+  shapes = _shapes(path, config)
   directory.mkdir(parents=True, exist_ok=True)
-  (directory / 'config.json').write_text(json.dumps(config, indent=2))
+  path.write_text(json.dumps(config, indent=2))
   dtype = getattr(ml_dtypes, config['torch_dtype'], config['torch_dtype'])
   norm_mean = 1 - families.FAMILIES[config['model_type']].norm_offset
   weights = {
     name: _weights(name, shape, seed, norm_mean).astype(dtype)
-    for name, shape in tensor_shapes(config)
+    for name, shape in sorted(shapes.items())
   }
   _write_weights(directory, weights, num_files)
   byte_tokenizer(config['vocab_size']).save_pretrained(directory)
+
+
+def _shapes(
+  path: pathlib.Path, config: dict[str, Any]
+) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of the tensors that a model is read from."""
+  shapes = {}
+
+  def get(name: str, *shape: int) -> np.ndarray:
+    shapes[name] = shape
+    return np.broadcast_to(np.zeros((), np.float32), shape)
+
+  model = hf.config_of(path, config)
+  families.params_from_hf(get, model, 0.0, lambda arrays, specs: arrays)
+  return shapes
 
 
 def _weights(

@@ -1,7 +1,6 @@
 """How the named tensors of a family become the parameter tree."""
 
 import concurrent.futures
-import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -20,7 +19,7 @@ _NUM_THREADS = 8  # that read layers; each holds one in memory
 
 
 def params_from_hf(
-  get: Callable[[str], np.ndarray],
+  get: Callable[..., np.ndarray],
   config: ModelConfig,
   norm_offset: float,
   place: Place,
@@ -29,8 +28,8 @@ def params_from_hf(
   """Assembles the parameter tree from tensors with Hugging Face names.
 
   Args:
-    get: function that returns the tensor of a name, and raises UserError when
-      it is missing. It is called from several threads.
+    get: function from name and shape to the tensor, which raises UserError if
+      there is none. It is called from several threads.
     config: sizes of the model.
     norm_offset: number added to norm scales (1 where the checkpoint stores
       them relative to one, as Gemma's do).
@@ -42,7 +41,6 @@ def params_from_hf(
     What `place` makes of the tree of `param_specs(config)`.
   """
   c = config
-  get = functools.partial(get_checked, get)
   specs = params_lib.param_specs(c)
   names = {'embedding': 'model.embed_tokens.weight'}
   if not c.tie_embeddings:
