@@ -29,6 +29,7 @@ SIZES = {
   'intermediate_size': 96,
   'head_dim': 32,
   'num_hidden_layers': 1,
+  'layer_types': ['full_attention'],
 }
 
 
