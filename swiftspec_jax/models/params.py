@@ -15,10 +15,10 @@ from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import array_parts
 from swiftspec_jax.models.matrices import (
-  quantization,
   stored_blocks,
   transposed,
 )
+from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 from swiftspec_jax.models.param_specs import ParamSpec, param_specs
 
 Params = dict[str, Any]  # pytree of arrays and of matrices of other kinds
@@ -66,7 +66,7 @@ def place_params(
   """
 
   def place(path, spec: ParamSpec, array: Any) -> Any:
-    if isinstance(array, quantization.StoredMatrix):
+    if isinstance(array, StoredMatrix):
       return spec.scheme.place(array, spec.padded_shape, spec.axes, mesh)
     if isinstance(array, stored_blocks.StoredBlocks):
       return array.place(dtype, mesh)

@@ -8,7 +8,7 @@ Activations, which others round while they run, stay as they are here.
 Legend: N outputs, K inputs, C groups of inputs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint.quantized import quantization_config
 from swiftspec_jax.models import families
-from swiftspec_jax.models.matrices.quantization import StoredMatrix
+from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 
 _FORMATS = (quantization_config.INT, quantization_config.PACKED)
 _SUPPORTED = {
@@ -33,38 +33,19 @@ def check(values: Mapping[str, Any]) -> None:
   quantization_config.weights_of(options, _FORMATS, _SUPPORTED)
 
 
-def refused(get: Callable[[str], np.ndarray], name: str) -> np.ndarray:
-  """Returns a tensor that is no matrix of a layer.
-
-  Args:
-    get: function that returns the tensor of a name as it is stored.
-    name: name of the tensor.
-
-  Raises:
-    UserError: it is int8.
-  """
-  tensor = get(name)
-  if tensor.dtype == np.int8:
-    raise errors.UserError(
-      f'tensor {name} is int8, which is supported in layers only; take a '
-      'checkpoint that names it under "ignore"'
-    )
-  return tensor
-
-
 def stored(
   tensors: Mapping[str, np.ndarray],
   name: str,
-  num_inputs: int,
   num_outputs: int,
+  num_inputs: int,
 ) -> StoredMatrix | np.ndarray:
-  """Returns a matrix [1, K, N] as it is stored, or a plain one [K, N].
+  """Returns a matrix [N, K] as it is stored.
 
   Args:
     tensors: tensors as they are stored.
     name: name of the tensor without `.weight`.
-    num_inputs: K.
     num_outputs: N.
+    num_inputs: K.
 
   Raises:
     UserError: a tensor has another shape than the config or the others say.
@@ -79,7 +60,7 @@ def stored(
   else:
     integers = checked('weight', num_outputs, num_inputs)
     if integers.dtype != np.int8:
-      return integers.T
+      return integers
   scales = tensors[f'{name}.weight_scale'].astype(np.float32)
   if scales.size == 1:
     scales = np.broadcast_to(scales.reshape(1, 1), (num_outputs, 1))
@@ -90,4 +71,4 @@ def stored(
       f'groups of {num_inputs} inputs of {num_outputs} outputs: weights and '
       'config do not belong together'
     )
-  return StoredMatrix(values=integers.T[None], scales=scales.T[None])
+  return StoredMatrix(values=integers, scales=scales)

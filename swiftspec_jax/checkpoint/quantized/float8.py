@@ -23,7 +23,7 @@ import numpy as np
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint.quantized import quantization_config
 from swiftspec_jax.models import families
-from swiftspec_jax.models.matrices.quantization import StoredMatrix
+from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 
 # Numbers of outputs and inputs that share a scale; None is all.
 Block = tuple[int | None, int | None]
@@ -118,17 +118,17 @@ def stored(
   tensors: Mapping[str, np.ndarray],
   block: Block | None,
   name: str,
-  num_inputs: int,
   num_outputs: int,
+  num_inputs: int,
 ) -> StoredMatrix | np.ndarray:
-  """Returns a matrix [1, K, N] as it is stored, or a plain one [K, N].
+  """Returns a matrix [N, K] as it is stored.
 
   Args:
     tensors: tensors as they are stored.
     block: sizes as in `dequantized`.
     name: name of the tensor without `.weight`.
-    num_inputs: K.
     num_outputs: N.
+    num_inputs: K.
 
   Raises:
     UserError: as in `dequantized`, or the matrix has another shape.
@@ -138,13 +138,13 @@ def stored(
     tensors.__getitem__, name, num_outputs, num_inputs
   )
   if weight.dtype not in _DTYPES:
-    return weight.T
+    return weight
   scales, (rows, columns) = _scales_of(weight, tensors, block, name)
   # Groups of inputs are of one size.
   size = math.gcd(columns, num_inputs)
   scales = scales[np.arange(num_outputs) // rows]
   scales = scales[:, np.arange(0, num_inputs, size) // columns]
-  return StoredMatrix(values=weight.T[None], scales=scales.T[None])
+  return StoredMatrix(values=weight, scales=scales)
 
 
 def _scales_of(

@@ -15,7 +15,7 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint.quantized import quantization_config
-from swiftspec_jax.models.matrices.quantization import StoredMatrix
+from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 
 _BYTES = 16  # with the same scale
 _POSITIVE = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)

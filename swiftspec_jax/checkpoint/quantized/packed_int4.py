@@ -22,7 +22,8 @@ from swiftspec_jax import errors
 from swiftspec_jax.checkpoint.quantized import quantization_config
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families
-from swiftspec_jax.models.matrices.quantization import MIDDLE, StoredMatrix
+from swiftspec_jax.models.matrices.quantization import MIDDLE
+from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 
 _SHIFTS = np.arange(0, 32, 4, dtype=np.uint32)
 # Where a word of AWQ has its first output, its second, and so on.
@@ -133,7 +134,7 @@ def packing_of(values: Mapping[str, Any]) -> Packing:
   return Packing(method=method, group_size=group_size, zero_shift=zero_shift)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Reader:
   """Reads packed matrices.
 
@@ -148,9 +149,9 @@ class Reader:
   config: ModelConfig
 
   def read(
-    self, name: str, num_inputs: int, num_outputs: int
+    self, name: str, num_outputs: int, num_inputs: int
   ) -> StoredMatrix | np.ndarray:
-    """Returns the matrix of a name, [1, K, N], or a plain one, [K, N].
+    """Returns the matrix [N, K] of a name without `.weight`.
 
     Raises:
       UserError: a tensor is missing or has another shape, or says something
@@ -158,7 +159,7 @@ class Reader:
     """
     plain = f'{name}.weight'
     if plain in self.tensors:
-      return self._get(plain, num_outputs, num_inputs).T
+      return self._get(plain, num_outputs, num_inputs)
     size = self.packing.group_size
     size = num_inputs if size == -1 else size
     if num_inputs % size:
@@ -174,9 +175,9 @@ class Reader:
     integers, scales, zeros = read(name, num_inputs, num_outputs, num_groups)
     scales = scales.astype(np.float32)
     return StoredMatrix(
-      values=(integers - np.int8(MIDDLE))[None],
-      scales=scales[None],
-      offsets=((MIDDLE - zeros) * scales)[None],
+      values=integers - np.int8(MIDDLE),
+      scales=scales,
+      offsets=(MIDDLE - zeros) * scales,
     )
 
   def _get(self, name: str, *shape: int) -> np.ndarray:
@@ -185,7 +186,7 @@ class Reader:
   def _inputs_first(
     self, name: str, num_inputs: int, num_outputs: int, num_groups: int
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns integers [K, N], scales [C, N] and zero points [C, N]."""
+    """Returns integers [N, K], scales [N, C] and zero points [N, C]."""
 
     def get(kind, *shape):
       return self._get(f'{name}.{kind}', *shape)
@@ -199,9 +200,9 @@ class Reader:
       integers = np.swapaxes(_unpacked(words), 1, 2)
       zeros = _unpacked(zeros)
     return (
-      integers.reshape(num_inputs, num_outputs),
-      get('scales', num_groups, num_outputs),
-      zeros.reshape(num_groups, num_outputs) + self.packing.zero_shift,
+      integers.reshape(num_inputs, num_outputs).T,
+      get('scales', num_groups, num_outputs).T,
+      zeros.reshape(num_groups, num_outputs).T + self.packing.zero_shift,
     )
 
   def _outputs_first(
@@ -213,15 +214,12 @@ class Reader:
       return self._get(f'{name}.weight_{kind}', *shape)
 
     words = get('packed', num_outputs, num_inputs // 8)
-    zeros = np.full((num_groups, num_outputs), MIDDLE)
+    zeros = np.full((num_outputs, num_groups), MIDDLE)
     if self.packing.zero_shift is not None:
       packed = get('zero_point', num_outputs // 8, num_groups)
-      zeros = np.moveaxis(_unpacked(packed), 1, 0).reshape(zeros.shape)
-    return (
-      _unpacked(words).reshape(num_outputs, num_inputs).T,
-      get('scale', num_outputs, num_groups).T,
-      zeros,
-    )
+      zeros = np.swapaxes(_unpacked(packed), 1, 2).reshape(zeros.shape)
+    integers = _unpacked(words).reshape(num_outputs, num_inputs)
+    return integers, get('scale', num_outputs, num_groups), zeros
 
   def _check_order(self, name: str, group_size: int, num_inputs: int) -> None:
     name = f'{name}.g_idx'

@@ -14,7 +14,6 @@ from swiftspec_jax.config.architecture import Experts
 from swiftspec_jax.models import rope_scaling
 from swiftspec_jax.models.families import gemma4, llama4, vision_families
 from swiftspec_jax.models.families.tensors import Place as Place
-from swiftspec_jax.models.families.tensors import as_rotated as as_rotated
 from swiftspec_jax.models.families.tensors import get_checked as get_checked
 from swiftspec_jax.models.families.tensors import layer_from_hf as layer_from_hf
 from swiftspec_jax.models.families.tensors import (

@@ -1,7 +1,7 @@
 """How the named tensors of a family become the parameter tree."""
 
 import concurrent.futures
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -10,10 +10,15 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.array_parts import Joined
 from swiftspec_jax.models.families import gemma4, llama4, vision_families
+from swiftspec_jax.models.matrices.stored_blocks import StoredBlocks
+from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 from swiftspec_jax.models.params import Params
 
 # Puts a part of the parameters, described by the specs, on the devices.
 Place = Callable[[Params, Params], Params]
+# From a name without `.weight` and [outputs, inputs] to a matrix with outputs
+# first.
+Read = Callable[[str, int, int], np.ndarray | StoredMatrix | StoredBlocks]
 
 _NUM_THREADS = 8  # that read layers; each holds one in memory
 
@@ -23,7 +28,7 @@ def params_from_hf(
   config: ModelConfig,
   norm_offset: float,
   place: Place,
-  read_matrices: Callable[[str, int], Params] | None = None,
+  read: Read | None = None,
 ) -> Params:
   """Assembles the parameter tree from tensors with Hugging Face names.
 
@@ -35,7 +40,7 @@ def params_from_hf(
       them relative to one, as Gemma's do).
     place: function that puts a part of the tree on the devices, as soon as it
       is read.
-    read_matrices: function as in `layer_from_hf`.
+    read: function as in `layer_from_hf`.
 
   Returns:
     What `place` makes of the tree of `param_specs(config)`.
@@ -52,9 +57,7 @@ def params_from_hf(
     return place(get(names[key], c.vocab_size, c.embed_dim), specs[key])
 
   def layer(i: int) -> Params:
-    arrays = layer_from_hf(
-      get, c, norm_offset, i, 'model.', read_matrices=read_matrices
-    )
+    arrays = layer_from_hf(get, c, norm_offset, i, 'model.', read=read)
     return place(arrays, specs['layers'][i])
 
   with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
@@ -95,7 +98,7 @@ def layer_from_hf(
   layer: int,
   start: str,
   attention_width: int | None = None,
-  read_matrices: Callable[[str, int], Params] | None = None,
+  read: Read | None = None,
 ) -> Params:
   """Returns the unpadded arrays of one layer, in views of its tensors.
 
@@ -106,37 +109,39 @@ def layer_from_hf(
     layer: number of the layer.
     start: beginning of all names.
     attention_width: inputs of queries, keys and values; None is D.
-    read_matrices: function from the start of a layer's names and its number to
-      its matrices, where they are stored in another way than as tensors of
-      weights.
+    read: function that returns a matrix of the layer, where they are stored in
+      another way than as tensors of weights.
+
+  Raises:
+    UserError: only some parts of a matrix are quantized, or a router is.
   """
   c, prefix = config.of_layer(layer), f'{start}layers.{layer}.'
   attention_width = attention_width or c.embed_dim
   num_heads = [('q', c.num_heads), ('k', c.num_kv_heads), ('v', c.num_kv_heads)]
+  sizes = {
+    f'self_attn.{name}_proj': count * c.head_dim
+    for name, count in num_heads[: 1 + c.num_kv_parts]
+  }
   # Sorted by the kv head that they belong to.
   grouped = (c.num_kv_heads, -1, c.head_dim)
 
-  def linear(name, num_out, num_in):
+  def heads(arrays):
+    return _as_rotated([x.reshape(*grouped, *x.shape[1:]) for x in arrays], c)
+
+  def matrix(name, num_out, num_in):
+    if read:
+      return read(prefix + name, num_out, num_in)
     return get(f'{prefix}{name}.weight', num_out, num_in)
 
-  def heads(kind, *inputs):
-    arrays = [
-      get(f'{prefix}self_attn.{name}_proj.{kind}', count * c.head_dim, *inputs)
-      for name, count in num_heads[: 1 + c.num_kv_parts]
-    ]
-    return as_rotated([x.reshape(*grouped, *inputs) for x in arrays], c, 2)
-
-  def matrices():
-    out = linear('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
-    return {
-      # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
-      'qkv': Joined(heads('weight', attention_width), 1, (3, 0, 1, 2)),
-      # [D, heads * E] -> [G, Q, E, D]
-      'attention_out': out.T.reshape(*grouped, c.embed_dim),
-      **_feed_forward(get, c, layer, prefix),
-    }
-
-  arrays = read_matrices(prefix, layer) if read_matrices else matrices()
+  out = matrix('self_attn.o_proj', c.embed_dim, c.num_heads * c.head_dim)
+  qkv = {name: matrix(name, n, attention_width) for name, n in sizes.items()}
+  arrays = {
+    # [G, Q + 2, E, D] -> [D, G, Q + 2, E]
+    'qkv': _joined(qkv, heads, 1, (3, 0, 1, 2)),
+    # [D, heads * E] -> [G, Q, E, D]
+    'attention_out': _by_inputs(out, *grouped),
+    **_feed_forward(get, matrix, c, layer, prefix, read is not None),
+  }
   if c.use_output_bias:
     name = f'{prefix}self_attn.o_proj.bias'
     arrays['attention_out_bias'] = get(name, c.embed_dim)
@@ -144,7 +149,8 @@ def layer_from_hf(
     sinks = get(f'{prefix}self_attn.sinks', c.num_heads)
     arrays['sinks'] = sinks.reshape(c.num_kv_heads, -1)
   if c.use_qkv_bias:
-    arrays['qkv_bias'] = np.concatenate(heads('bias'), axis=1)
+    biases = [get(f'{prefix}{name}.bias', n) for name, n in sizes.items()]
+    arrays['qkv_bias'] = np.concatenate(heads(biases), axis=1)
   return arrays | _scales(get, c, norm_offset, prefix)
 
 
@@ -175,33 +181,93 @@ def _scales(
   return arrays | gemma4.extras(get, c, prefix) if c.gemma4 else arrays
 
 
-def as_rotated(
-  heads: list[np.ndarray], config: ModelConfig, axis: int
+def _as_rotated(
+  heads: list[np.ndarray], config: ModelConfig
 ) -> list[np.ndarray]:
-  """Returns q, k and v with `axis`, head_dim, in the order of rotations."""
+  """Returns q, k and v [G, Q, E, ...] with E in the order of rotations."""
   if config.family != llama4.FAMILY:
     return heads
-  return [*(llama4.rotated_halves(x, axis) for x in heads[:2]), heads[2]]
+  return [*(llama4.rotated_halves(x, 2) for x in heads[:2]), heads[2]]
+
+
+def _joined(
+  parts: Mapping[str, np.ndarray | StoredMatrix | StoredBlocks],
+  split: Callable[[list[np.ndarray]], list[np.ndarray]],
+  axis: int,
+  order: tuple[int, ...],
+) -> Joined | StoredMatrix | StoredBlocks:
+  """Returns matrices of the same inputs as one.
+
+  Args:
+    parts: matrices with outputs first, by their names.
+    split: function that gives each the axes of its outputs.
+    axis: axis along which they then lie one after another.
+    order: axes of the result, as numbers of those.
+
+  Raises:
+    UserError: only some are quantized.
+  """
+  matrices = list(parts.values())
+  if all(isinstance(matrix, np.ndarray) for matrix in matrices):
+    return Joined(split(matrices), axis, order)
+  if all(isinstance(matrix, StoredBlocks) for matrix in matrices):
+    return StoredBlocks.join(
+      lambda places: np.concatenate(split(places), axis), matrices
+    )
+  if all(isinstance(matrix, StoredMatrix) for matrix in matrices):
+    return StoredMatrix.join(
+      lambda arrays: np.asarray(Joined(split(arrays), axis, order)), matrices
+    )
+  raise errors.UserError(
+    f'of {", ".join(parts)} only some are quantized, which is not '
+    "supported; float8 loads with weight_dtype='wide'"
+  )
+
+
+def _parts(arrays: list[np.ndarray]) -> list[np.ndarray]:
+  """Returns arrays with an axis before the others, for `_joined`."""
+  return [array[None] for array in arrays]
+
+
+def _by_inputs(
+  matrix: np.ndarray | StoredMatrix | StoredBlocks, *inputs: int
+) -> np.ndarray | StoredMatrix | StoredBlocks:
+  """Returns a matrix [N, K] as [K, N], an array as [*inputs, N]."""
+  if isinstance(matrix, np.ndarray):
+    return matrix.T.reshape(*inputs, len(matrix))
+  return _joined({'': matrix}, list, 0, (1, 0))
 
 
 def _feed_forward(
-  get: Callable[..., np.ndarray], config: ModelConfig, layer: int, start: str
+  get: Callable[..., np.ndarray],
+  read: Read,
+  config: ModelConfig,
+  layer: int,
+  prefix: str,
+  is_stored: bool,
 ) -> Params:
-  """Returns the matrices after the attention; see `param_specs`."""
-  c, is_llama4, prefix = config, config.family == llama4.FAMILY, start
-  start += 'feed_forward' if is_llama4 else 'mlp'
+  """Returns the matrices after the attention; see `param_specs`.
 
-  def linear(name, num_out, num_in):
-    return get(f'{start}.{name}.weight', num_out, num_in)
+  Args:
+    get: function as in `layer_from_hf`.
+    read: function from the name in the layer, without `.weight`, and the sizes
+      of a matrix to the matrix.
+    config: the layer's.
+    layer: number of the layer.
+    prefix: beginning of the names of the layer.
+    is_stored: whether matrices are stored in another way than as weights.
+  """
+  c, is_llama4 = config, config.family == llama4.FAMILY
+  start = 'feed_forward' if is_llama4 else 'mlp'
 
   def dense(ffw_dim, part='', own_prefix=''):
-    gate = linear(f'{part}gate_proj', ffw_dim, c.embed_dim)
-    up = linear(f'{part}up_proj', ffw_dim, c.embed_dim)
-    down = linear(f'{part}down_proj', c.embed_dim, ffw_dim)
+    names = [f'{start}.{part}{x}_proj' for x in ('gate', 'up')]
+    gate_up = {name: read(name, ffw_dim, c.embed_dim) for name in names}
+    down = read(f'{start}.{part}down_proj', c.embed_dim, ffw_dim)
     return {
       # [2, F, D] -> [D, 2, F]
-      f'{own_prefix}gate_up': Joined([gate[None], up[None]], 0, (2, 0, 1)),
-      f'{own_prefix}down': down.T,
+      f'{own_prefix}gate_up': _joined(gate_up, _parts, 0, (2, 0, 1)),
+      f'{own_prefix}down': _by_inputs(down, ffw_dim),
     }
 
   if not c.has_experts(layer):
@@ -209,24 +275,30 @@ def _feed_forward(
   if c.experts.is_beside_dense:
     return dense(c.ffw_dim) | gemma4.experts(get, c, prefix)
   if c.family == 'gpt_oss':
-    return _gpt_oss_experts(get, c, start)
-  if is_llama4:
+    return _gpt_oss_experts(get, c, prefix + start)
+  shared = {}
+  if c.experts.has_shared:
     shared = dense(c.expert_ffw_dim, 'shared_expert.', 'shared_')
-    return {**llama4.experts(get, c, start), **shared}
-  sizes = c.experts
+  if is_llama4 and not is_stored:
+    return {**llama4.experts(get, c, prefix + start), **shared}
+  router_name = f'{start}.{"router" if is_llama4 else "gate"}'
+  router = read(router_name, c.num_experts, c.embed_dim)
+  if isinstance(router, StoredMatrix):
+    raise errors.UserError(
+      f'the router {prefix}{router_name} is quantized, which is not supported; '
+      "float8 loads with weight_dtype='wide'"
+    )
 
   def stacked(name, num_out, num_in):
-    matrices = [
-      linear(f'experts.{i}.{name}', num_out, num_in)[None]
-      for i in range(sizes.num_experts)
-    ]
-    return Joined(matrices, 0, (0, 2, 1))
+    names = [f'{start}.experts.{i}.{name}' for i in range(c.num_experts)]
+    matrices = {name: read(name, num_out, num_in) for name in names}
+    return _joined(matrices, _parts, 0, (0, 2, 1))
 
-  return {
-    'router': linear('gate', sizes.num_experts, c.embed_dim),
-    'experts_gate': stacked('gate_proj', sizes.ffw_dim, c.embed_dim),
-    'experts_up': stacked('up_proj', sizes.ffw_dim, c.embed_dim),
-    'experts_down': stacked('down_proj', c.embed_dim, sizes.ffw_dim),
+  return shared | {
+    'router': router,
+    'experts_gate': stacked('gate_proj', c.expert_ffw_dim, c.embed_dim),
+    'experts_up': stacked('up_proj', c.expert_ffw_dim, c.embed_dim),
+    'experts_down': stacked('down_proj', c.embed_dim, c.expert_ffw_dim),
   }
 
 

@@ -1,12 +1,13 @@
 """Matrices stored in few bits with scales.
 
 int8 has one scale for each output, int4 and float8 one for each output and
-group of inputs. Only weights are quantized. What we quantize is symmetric: all
-sums are those of `values * scales`. Published matrices of int4 have zero
-points, too, which become an offset for each output and group. `int8_dynamic` is
-where activations are quantized, too.
+group of inputs, MXFP4 a power of two for each output and 32 inputs (OCP
+Microscaling Formats). Only weights are quantized. What we quantize is
+symmetric: all sums are those of `values * scales`. Published matrices of int4
+have zero points, too, which become an offset for each output and group.
+`int8_dynamic` is where activations are quantized, too.
 
-Legend: P parts, K inputs, N outputs, C groups of inputs.
+Legend: P parts, K inputs, N outputs, C groups of inputs, T and R rows.
 """
 
 import dataclasses
@@ -16,16 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
 from kernels_pallas import dispatch
+from kernels_pallas.grouped_matmul import api as grouped_api
+from kernels_pallas.grouped_matmul import tiles as grouped_tiles
 from kernels_pallas.normed_matmul import api as normed_api
 from kernels_pallas.normed_matmul import reference as normed_reference
 from kernels_pallas.quantized_matmul import api, float4, tiles
 from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 
 # By `ModelConfig.weight_dtype`.
 VALUE_DTYPES = {
@@ -46,10 +49,11 @@ class QuantizedMatrix:
   """A matrix in the order that kernels read.
 
   Parts are matrices of the same inputs, each sharded for itself: gate and up.
+  Experts are parts of which each row has its own.
   """
 
   values: jax.Array  # int8, int4 or float8_e4m3fn [P, K, N]
-  scales: jax.Array  # f32[P, C, N]
+  scales: jax.Array  # f32[P, C, N], or uint8 for MXFP4, see `float4`
   # f32[P, C, N], what is added to `values * scales`; None is nothing.
   offsets: jax.Array | None = None
   out_shape: tuple[int, ...] = struct.field(pytree_node=False)  # of P x N
@@ -112,6 +116,34 @@ class QuantizedMatrix:
       return total, product[:, 0]
     return total, product.reshape(-1, *self.out_shape)
 
+  def multiply_chosen(self, rows: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Returns the product of each row with its expert's matrix: [R, N].
+
+    It is in the dtype of the rows, or in float32 where there are offsets.
+
+    Args:
+      rows: [R, K].
+      chosen: i32[R] expert of each row, in ascending order.
+    """
+    is_short = len(rows) <= grouped_tiles.MOST_ROWS
+    product = grouped_api.grouped_matmul(
+      rows,
+      self.values,
+      self.scales,
+      chosen,
+      implementation=self.kernels if is_short else dispatch.REFERENCE,
+      sharding=self.sharding,
+    )
+    if self.offsets is None:
+      return product
+    of_offsets = jax.lax.ragged_dot(
+      self._group_sums(rows),
+      self.offsets,
+      jnp.bincount(chosen, length=len(self.offsets)),
+      precision=jax.lax.Precision.HIGHEST,
+    )
+    return product.astype(jnp.float32) + of_offsets
+
   def _product(self, x, activation=None):
     # The chunks of a prompt are no work for a kernel of few rows.
     is_short = len(x) <= tiles.MOST_ROWS
@@ -125,100 +157,18 @@ class QuantizedMatrix:
     )
 
   def _offset_product(self, x: jax.Array) -> jax.Array:
-    """Returns rows x [T, K] times the offsets of their inputs: f32[T, P, N].
-
-    As the inputs of a group have the same, that is a small product of the sums
-    of rows over groups.
-    """
-    groups = x.astype(jnp.float32).reshape(len(x), self.offsets.shape[1], -1)
+    """Returns rows x [T, K] times the offsets of their inputs: f32[T, P, N]."""
     return jnp.einsum(
       'tc,pcn->tpn',
-      groups.sum(axis=-1),
+      self._group_sums(x),
       self.offsets,
       precision=jax.lax.Precision.HIGHEST,
     )
 
-
-@dataclasses.dataclass(frozen=True)
-class StoredMatrix:
-  """A matrix as a checkpoint has it, on the host and without padding.
-
-  Attributes:
-    values: int8, int8 from -8 to 7 for int4 and the bits of MXFP4, or
-      float8_e4m3fn [P, K, N]. Of a mixture of experts, the parts are experts.
-    scales: f32[P, C, N], or the bits of MXFP4, uint8.
-    offsets: f32[P, C, N]; None is nothing.
-  """
-
-  values: np.ndarray
-  scales: np.ndarray
-  offsets: np.ndarray | None = None
-
-  @property
-  def shape(self) -> tuple[int, ...]:
-    return self.values.shape
-
-  @classmethod
-  def join(
-    cls,
-    join: Callable[[list[np.ndarray]], np.ndarray],
-    matrices: Sequence['StoredMatrix'],
-  ) -> 'StoredMatrix':
-    """Returns what `join` makes of each of the arrays of some matrices."""
-    fields = zip(*(matrix._arrays for matrix in matrices), strict=True)
-    return cls(*(x[0] if x[0] is None else join(x) for x in fields))
-
-  def __getitem__(self, index) -> 'StoredMatrix':
-    """Returns the matrix of some outputs, by an index `[..., outputs]`."""
-    return StoredMatrix(*(x if x is None else x[index] for x in self._arrays))
-
-  @property
-  def _arrays(self):
-    return self.values, self.scales, self.offsets
-
-  def is_grouped(self, weight_dtype: str) -> bool:
-    """Whether groups of inputs have scales of their own.
-
-    Those of int4 always do, as its kernels have them.
-    """
-    return weight_dtype == 'int4' or self.scales.shape[1] > 1
-
-  def put(
-    self,
-    shape: tuple[int, int],
-    group_size: int | None,
-    shardings: tuple[NamedSharding, NamedSharding],
-    dtype: jax.typing.DTypeLike,
-  ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns values, scales and offsets on devices, padded with zeros.
-
-    Args:
-      shape: K and N with padding.
-      group_size: number of inputs that no group may have more of, as they may
-        be those of two devices; None where all inputs share a scale.
-      shardings: shardings of values, and of scales and offsets.
-      dtype: dtype of the values.
-    """
-    num_inputs, num_outputs = shape
-    stored_size = self.values.shape[1] // self.scales.shape[1]
-    size = math.gcd(stored_size, group_size) if group_size else stored_size
-    num_groups = num_inputs // size if group_size else 1
-
-    def padded(array, num_rows, sharding):
-      result = np.zeros((len(array), num_rows, num_outputs), array.dtype)
-      result[:, : array.shape[1], : array.shape[2]] = array
-      return sharding_lib.put(result, sharding)
-
-    def groups(array):
-      array = np.repeat(array, stored_size // size, axis=1)
-      return padded(array, num_groups, shardings[1])
-
-    has_offsets = self.offsets is not None and self.offsets.any()
-    return (
-      padded(self.values.astype(dtype), num_inputs, shardings[0]),
-      groups(self.scales),
-      groups(self.offsets) if has_offsets else None,
-    )
+  def _group_sums(self, x: jax.Array) -> jax.Array:
+    """Returns sums of x [T, K] over inputs with the same offset: [T, C]."""
+    groups = x.astype(jnp.float32).reshape(len(x), self.offsets.shape[1], -1)
+    return groups.sum(axis=-1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,6 +182,7 @@ class Scheme:
       `kernels_pallas.dispatch.IMPLEMENTATIONS`.
     num_in_axes: number of axes that are inputs, the first of the parameter.
     num_part_axes: number of axes that are parts, those after the inputs.
+    is_experts: whether the parameter is [X, K, N] instead, its parts experts.
   """
 
   weight_dtype: str
@@ -239,6 +190,7 @@ class Scheme:
   kernels: str
   num_in_axes: int = 1
   num_part_axes: int = 0
+  is_experts: bool = False
 
   def quantize(
     self,
@@ -273,7 +225,9 @@ class Scheme:
       axes: logical names of these axes.
       mesh: devices of the matrix.
     """
-    inputs, _, outputs = self._split(shape)
+    inputs, parts, outputs = self._split(shape)
+    if not self.is_experts:
+      stored = stored.by_parts(math.prod(parts))
     is_grouped = stored.is_grouped(self.weight_dtype)
     shardings = self._shardings(axes, mesh, is_grouped)
     arrays = stored.put(
@@ -286,20 +240,25 @@ class Scheme:
 
   def _split(self, sizes: tuple) -> tuple[tuple, tuple, tuple]:
     """Returns what axes of inputs, parts and outputs have."""
+    if self.is_experts:
+      return sizes[1:2], sizes[:1], sizes[2:]
     parts, outputs = self.num_in_axes, self.num_in_axes + self.num_part_axes
     return sizes[:parts], sizes[parts:outputs], sizes[outputs:]
 
   def matrices(self, array: jax.Array) -> jax.Array:
     """Returns a parameter as [P, K, N]."""
+    if self.is_experts:
+      return array
     inputs, parts, _ = map(math.prod, self._split(array.shape))
     return jnp.moveaxis(array.reshape(inputs, parts, -1), 1, 0)
 
   def _matrix(self, shape, sharding, values, scales, offsets=None):
+    _, parts, outputs = self._split(shape)
     return QuantizedMatrix(
       values=values,
       scales=scales,
       offsets=offsets,
-      out_shape=shape[self.num_in_axes :],
+      out_shape=parts + outputs,
       sharding=sharding,
       kernels=self.kernels,
     )

@@ -5,7 +5,7 @@ Legend: T rows, K inputs, M outputs.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -65,18 +65,30 @@ class StoredBlocks:
     tensors: `gguf_header.Tensor`s with the same inputs, whose outputs are one
       after the other.
     num_inputs: K.
-    out_shape: axes of outputs, of M together.
-    order: i32[M] as in `BlockMatrix`.
+    order: place in the tensors of each output, i32 with the axes of outputs.
   """
 
   tensors: Sequence[Any]  # its module needs a package that others do not
   num_inputs: int
-  out_shape: tuple[int, ...]
-  order: np.ndarray | None = None
+  order: np.ndarray
 
   @property
   def shape(self) -> tuple[int, ...]:
-    return *self.out_shape, self.num_inputs
+    return *self.order.shape, self.num_inputs
+
+  @classmethod
+  def join(
+    cls,
+    join: Callable[[list[np.ndarray]], np.ndarray],
+    matrices: Sequence['StoredBlocks'],
+  ) -> 'StoredBlocks':
+    """Returns matrices as one, with what `join` makes of their orders."""
+    tensors, places, start = [], [], 0
+    for matrix in matrices:
+      tensors += matrix.tensors
+      places.append(start + matrix.order)
+      start += matrix.order.size
+    return cls(tensors, matrices[0].num_inputs, join(places))
 
   def place(self, dtype: jax.typing.DTypeLike, mesh: Mesh) -> BlockMatrix:
     """Returns the matrix on a mesh of one CPU, without a copy of its blocks.
@@ -87,13 +99,15 @@ class StoredBlocks:
     """
     sharding = sharding_lib.replicated(mesh)
     put = functools.partial(jax.device_put, device=sharding)
+    order = self.order.ravel()
+    is_own = np.array_equal(order, np.arange(order.size))
     return BlockMatrix(
       tensors=tuple(put(tensor.aligned) for tensor in self.tensors),
-      order=None if self.order is None else put(self.order),
+      order=None if is_own else put(order),
       kinds=tuple(tensor.kind.name for tensor in self.tensors),
       starts=tuple(tensor.start for tensor in self.tensors),
       num_inputs=self.num_inputs,
-      out_shape=self.out_shape,
+      out_shape=self.order.shape,
       dtype=jnp.dtype(dtype),
     )
 
