@@ -1,6 +1,7 @@
 """The one error type for mistakes a user can fix."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 
@@ -9,6 +10,23 @@ class UserError(ValueError):
 
   Command-line programs print the message alone and exit with status 1.
   """
+
+
+@contextlib.contextmanager
+def explained(
+  before: str, kinds: type[Exception] | tuple[type[Exception], ...]
+) -> Iterator[None]:
+  """Turns errors of some kinds into UserErrors, with text before theirs."""
+  try:
+    yield
+  except kinds as error:
+    raise UserError(f'{before}{error}') from error
+
+
+def check_known(what: str, value: Any, known: Collection[str]) -> None:
+  """Raises UserError, which says what it is, for a value that is not known."""
+  if value not in known:
+    raise UserError(f'{what} {value!r}; supported: {", ".join(known)}')
 
 
 def check_fields(values: Any, checks: Mapping[str, tuple[bool, str]]) -> None:

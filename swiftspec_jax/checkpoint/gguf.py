@@ -46,11 +46,8 @@ class GGUFFile:
     self._path = path
     self.metadata, self._tensors = gguf_header.read(path)
     self._architecture = self.metadata.get('general.architecture')
-    if self._architecture not in FAMILIES:
-      raise errors.UserError(
-        f'{path}: unknown architecture {self._architecture!r}; supported: '
-        f'{", ".join(FAMILIES)}'
-      )
+    unknown = f'{path}: unknown architecture'
+    errors.check_known(unknown, self._architecture, FAMILIES)
 
   def _get(self, key: str, default: Any = None) -> Any:
     key = f'{self._architecture}.{key}'
@@ -128,15 +125,13 @@ class GGUFFile:
     self, head_dim: int, theta: float
   ) -> tuple[RopeScaling | None, int]:
     """Returns the scaling, and tokens of the longest text."""
-    try:
+    with errors.explained(f'{self._path}: ', errors.UserError):
       scaling, max_context = gguf_rope.read(
         self.metadata,
         self._architecture,
         self._get('context_length'),
         head_dim,
       )
-    except errors.UserError as error:
-      raise errors.UserError(f'{self._path}: {error}') from error
     if 'rope_freqs.weight' not in self._tensors:
       return scaling, max_context
     # Llama 3.1: the file holds the divisors, the largest is the factor.

@@ -53,10 +53,7 @@ def read(
   factor = given.get('factor', metadata.get(f'{prefix}scale_linear'))
   given['factor'] = factor or 1.0  # 0 is none, too
   kind = given.setdefault('type', 'linear')
-  if kind not in _KINDS:
-    raise errors.UserError(
-      f'unknown {prefix}scaling.type {kind!r}; supported: {", ".join(_KINDS)}'
-    )
+  errors.check_known(f'unknown {prefix}scaling.type', kind, _KINDS)
   rotated = metadata.get(f'{prefix}dimension_count', head_dim)
   if rotated != head_dim:
     raise errors.UserError(

@@ -85,11 +85,7 @@ def _tokens(metadata: Mapping[str, Any]) -> Sequence[str]:
 
 def _byte_level_rules(metadata: Mapping[str, Any]) -> byte_level.PreTokenizer:
   name = metadata.get('tokenizer.ggml.pre', 'default')
-  if name not in byte_level.BY_NAME:
-    raise errors.UserError(
-      f'tokenizer.ggml.pre is {name!r}; supported: '
-      f'{", ".join(byte_level.BY_NAME)}'
-    )
+  errors.check_known('tokenizer.ggml.pre is', name, byte_level.BY_NAME)
   return byte_level.BY_NAME[name]
 
 

@@ -48,11 +48,8 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
   """
   values = read_json(directory / 'config.json')
   kind = values.get('model_type')
-  if kind not in families.supported():
-    raise errors.UserError(
-      f'{directory}: unknown architecture {kind!r}; supported: '
-      f'{", ".join(families.supported())}'
-    )
+  unknown = f'{directory}: unknown architecture'
+  errors.check_known(unknown, kind, families.supported())
   generation = directory / 'generation_config.json'
   if generation.exists():
     eos = read_json(generation).get('eos_token_id')
@@ -60,10 +57,8 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
   path = directory / 'config.json'
   weight_dtype = _stored_dtype(values)
   if weight_dtype is not None:
-    try:
+    with errors.explained(f'{path}: ', errors.UserError):
       _CHECKS[weight_dtype](values)
-    except errors.UserError as error:
-      raise errors.UserError(f'{path}: {error}') from error
     values = quantization_config.without(values)
   config = config_of(path, values)
   if config.vision:
@@ -107,15 +102,9 @@ def config_of(path: pathlib.Path, values: Mapping[str, Any]) -> ModelConfig:
   kind = values.get('model_type')
   # Some families are only in the code that comes with the weights.
   known = {**values, 'model_type': families.SAME_CONFIG.get(kind, kind)}
-  try:
+  wrong = huggingface_hub.errors.StrictDataclassError
+  with errors.explained(f'{path}: ', (wrong, KeyError, TypeError, ValueError)):
     full = transformers.AutoConfig.for_model(**known).to_dict()
-  except (
-    huggingface_hub.errors.StrictDataclassError,
-    KeyError,
-    TypeError,
-    ValueError,
-  ) as error:
-    raise errors.UserError(f'{path}: {error}') from error
   return families.config_from_hf({**full, 'model_type': kind})
 
 

@@ -102,21 +102,18 @@ def read_params(
     active_processes={process},
     barrier_sync_key_prefix=str(process),
   )
-  try:
-    with ocp.StandardCheckpointer(
-      multiprocessing_options=alone
-    ) as checkpointer:
-      metadata = checkpointer.metadata(path).item_metadata
-      if metadata is None:
-        raise FileNotFoundError('there are no parameters')
-      abstract = params_lib.abstract_params(
-        saved, metadata.tree['embedding'].dtype, sharding.make_mesh()
-      )
-      restored = checkpointer.restore(path, abstract)
-  except (OSError, ValueError, KeyError) as error:
-    raise errors.UserError(
-      f'{path} is not a complete checkpoint: {error}'
-    ) from error
+  failed = f'{path} is not a complete checkpoint: '
+  with (
+    errors.explained(failed, (OSError, ValueError, KeyError)),
+    ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer,
+  ):
+    metadata = checkpointer.metadata(path).item_metadata
+    if metadata is None:
+      raise FileNotFoundError('there are no parameters')
+    abstract = params_lib.abstract_params(
+      saved, metadata.tree['embedding'].dtype, sharding.make_mesh()
+    )
+    restored = checkpointer.restore(path, abstract)
   arrays = jax.tree.map(np.asarray, restored)
   return place(arrays, params_lib.param_specs(config))
 

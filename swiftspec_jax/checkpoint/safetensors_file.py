@@ -17,6 +17,7 @@ from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import atomic_file, errors
 
+ERRORS = OSError, safetensors.SafetensorError  # of a file
 _DTYPES = {
   'BOOL': np.bool_,
   **{f'I{8 * n}': np.dtype(f'i{n}') for n in (1, 2, 4, 8)},
@@ -53,7 +54,7 @@ def tensors_of(path: pathlib.Path) -> dict[str, Callable[[], np.memmap]]:
   """
   try:
     safetensors.safe_open(path, framework='numpy')  # checks it
-  except (OSError, safetensors.SafetensorError) as error:
+  except ERRORS as error:
     raise errors.UserError(
       f'{path} is missing or cut short ({error}); download it again'
     ) from error

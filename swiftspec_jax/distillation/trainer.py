@@ -181,12 +181,10 @@ class Trainer:
       'target': self.target.name,
       'num_shards': num_shards,
     }
-    try:
+    with errors.explained(f'cannot write {path}: ', OSError):
       self._output_dir.mkdir(parents=True, exist_ok=True)
       with atomic_file.replacing(path) as partial:
         partial.write_text(json.dumps(values, indent=2) + '\n')
-    except OSError as error:
-      raise errors.UserError(f'cannot write {path}: {error}') from error
 
   def _first_params(self, groups, start_from) -> params_lib.Params:
     outputs, size = None, self.model_config.output_vocab_size
@@ -260,12 +258,9 @@ class Trainer:
     Raises:
       UserError: they cannot be written.
     """
-    try:
+    failed = f'cannot write a checkpoint to {self._output_dir}: '
+    with errors.explained(failed, (OSError, ValueError)):
       self._manager.save(self.step, args=ocp.args.StandardSave(self._state))
-    except (OSError, ValueError) as error:
-      raise errors.UserError(
-        f'cannot write a checkpoint to {self._output_dir}: {error}'
-      ) from error
     if not sharding.is_first_process():
       return
     arrays = jax.tree.map(np.asarray, {**self._frozen, **self._state['params']})

@@ -101,15 +101,13 @@ def join(
   )
   # It would keep SIGTERM from ending the process.
   jax.config.update('jax_enable_preemption_service', False)
-  try:
+  with errors.explained('--distributed: ', (RuntimeError, ValueError)):
     jax.distributed.initialize(
       f'{host}:{port}',
       place.num_processes,
       place.process_id,
       initialization_timeout=max(int(deadline - time.monotonic()), 1),
     )
-  except (RuntimeError, ValueError) as error:
-    raise errors.UserError(f'--distributed: {error}') from error
   _group = group
 
 

@@ -115,10 +115,7 @@ def from_hf(
       it lacks, or that makes no sense.
   """
   kind = kind_of(rope)
-  if kind not in _ENTRIES:
-    raise errors.UserError(
-      f'unknown rope scaling {kind!r}; supported: {", ".join(_ENTRIES)}'
-    )
+  errors.check_known('unknown rope scaling', kind, _ENTRIES)
   entries = _checked(kind, rope, head_dim)
   if kind == 'default':
     return None, max_context

@@ -103,11 +103,9 @@ def _check_messages(
 def _encode_text(
   tokenizer: Tokenizer, text: str, *, add_special_tokens: bool
 ) -> list[int]:
-  try:
+  invalid = 'the prompt is not valid Unicode: '
+  with errors.explained(invalid, UnicodeEncodeError):
     text.encode()
-  except UnicodeEncodeError as error:
-    message = f'the prompt is not valid Unicode: {error}'
-    raise errors.UserError(message) from error
   ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
   if not ids:
     raise errors.UserError(f'the prompt {text!r} has no tokens')

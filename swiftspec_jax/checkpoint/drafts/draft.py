@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import safetensors
 from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import atomic_file, errors
@@ -88,13 +87,11 @@ def save(
     'model': config.to_json(),
     'training': training or {},
   }
-  try:
+  with errors.explained(f'cannot write {directory}: ', safetensors_file.ERRORS):
     directory.mkdir(parents=True, exist_ok=True)
     safetensors_file.write(directory / _WEIGHTS, stored)
     with atomic_file.replacing(directory / _CONFIG) as partial:
       partial.write_text(json.dumps(values, indent=2) + '\n')
-  except (OSError, safetensors.SafetensorError) as error:
-    raise errors.UserError(f'cannot write {directory}: {error}') from error
 
 
 def _encode(name, array, stored_dtype) -> dict[str, np.ndarray]:
@@ -118,7 +115,7 @@ def _arrays(
   path = directory / _WEIGHTS
   try:
     stored = safetensors_numpy.load_file(path)
-  except (OSError, safetensors.SafetensorError) as error:
+  except safetensors_file.ERRORS as error:
     raise errors.UserError(
       f'{path} is missing or cut short ({error}); write it again'
     ) from error

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import safetensors
 
 from swiftspec_jax import atomic_file, errors
 from swiftspec_jax.checkpoint import safetensors_file
@@ -58,15 +57,13 @@ def save_draft(
   weights = _tensors(arrays, draft.config, eagle3)
   if not _shares_embedding(arrays['embedding'], target):
     weights['embed_tokens.weight'] = arrays['embedding']
-  try:
+  with errors.explained(f'cannot write {directory}: ', safetensors_file.ERRORS):
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / 'model.safetensors'
     safetensors_file.write(path, weights, {'format': 'pt'})
     with atomic_file.replacing(directory / 'config.json') as partial:
       values = _config(draft, target, eagle3)
       partial.write_text(json.dumps(values, indent=2) + '\n')
-  except (OSError, safetensors.SafetensorError) as error:
-    raise errors.UserError(f'cannot write {directory}: {error}') from error
 
 
 def _check(draft: Model, target: Model) -> Eagle3:

@@ -43,10 +43,8 @@ def generate_shards(
     UserError: a shard cannot be written, or one that exists is broken or of
       another target.
   """
-  try:
+  with errors.explained(f'cannot make {directory}: ', OSError):
     directory.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise errors.UserError(f'cannot make {directory}: {error}') from error
   metadata = {
     'target': target.name,
     'vocab_size': target.config.vocab_size,

@@ -62,10 +62,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     return dataclasses.replace(_decoder_of(values), vision=vision)
   if name in _WITH_TOWER:
     return _decoder_of(values)
-  if name not in FAMILIES:
-    raise errors.UserError(
-      f'unknown architecture {name!r}; supported: {", ".join(supported())}'
-    )
+  errors.check_known('unknown architecture', name, supported())
   family = FAMILIES[name]
   for option in ('quantization_config', *family.unsupported_options):
     if values.get(option):
@@ -106,10 +103,7 @@ def _decoder_of(values: Mapping[str, Any]) -> ModelConfig:
 
 def _activation(values: Mapping[str, Any]) -> str:
   name = values.get('hidden_act') or values['hidden_activation']
-  if name not in _ACTIVATIONS:
-    raise errors.UserError(
-      f'unknown activation {name!r}; supported: {", ".join(_ACTIVATIONS)}'
-    )
+  errors.check_known('unknown activation', name, _ACTIVATIONS)
   return _ACTIVATIONS[name]
 
 
