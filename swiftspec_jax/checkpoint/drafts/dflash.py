@@ -56,18 +56,14 @@ def matches(directory: pathlib.Path, target: Model | None) -> bool:
 def _arrays(directory: pathlib.Path, target: Model, c: ModelConfig) -> Params:
   """Returns host arrays; tables are the target's."""
   tensors = draft_tensors.Tensors(directory)
-
-  def norm(name: str) -> np.ndarray:
-    return tensors.get(name, c.embed_dim).astype(np.float32)
-
   layers = range(c.num_layers)
   arrays = {
     'embedding': draft_tensors.table_of(target, 'embedding'),
     'layers': [
       families.layer_from_hf(tensors.get, c, 0.0, i, '') for i in layers
     ],
-    'final_norm': norm('norm.weight'),
-    'feature_norm': norm('hidden_norm.weight'),
+    'final_norm': tensors.norm('norm', c.embed_dim),
+    'feature_norm': tensors.norm('hidden_norm', c.embed_dim),
     'feature_projection': tensors.get(
       'fc.weight', c.embed_dim, c.feature_dim
     ).T,
@@ -144,17 +140,12 @@ def _check_target(
   target: Model,
   refuse: Callable[..., NoReturn],
 ) -> None:
+  known = target.config
   own = {
-    'hidden_size': (config.embed_dim, target.config.embed_dim),
-    'target_hidden_size': (
-      entries.get('target_hidden_size'),
-      target.config.embed_dim,
-    ),
-    'num_target_layers': (
-      entries.get('num_target_layers'),
-      target.config.num_layers,
-    ),
-    'vocab_size': (config.vocab_size, target.config.vocab_size),
+    'hidden_size': (config.embed_dim, known.embed_dim),
+    'target_hidden_size': (entries.get('target_hidden_size'), known.embed_dim),
+    'num_target_layers': (entries.get('num_target_layers'), known.num_layers),
+    'vocab_size': (config.vocab_size, known.vocab_size),
   }
   for name, (found, expected) in own.items():
     if found not in (None, expected):

@@ -74,6 +74,10 @@ class Tensors:
     stored_name = self._by_name.get(name, name)
     return families.get_checked(self._get, stored_name, *shape)
 
+  def norm(self, name: str, size: int) -> np.ndarray:
+    """Returns the scales f32[size] of a norm, as `get` does."""
+    return self.get(f'{name}.weight', size).astype(np.float32)
+
 
 def are_ascending(token_ids: np.ndarray, vocab_size: int) -> bool:
   """Whether ids, one at least, ascend within a vocabulary."""

@@ -165,10 +165,6 @@ def _arrays(
 ) -> Params:
   """Returns host arrays; an embedding of its own has `num_embeddings` rows."""
   tensors = draft_tensors.Tensors(directory)
-
-  def norm(name: str, size: int = c.embed_dim) -> np.ndarray:
-    return tensors.get(name, size).astype(np.float32)
-
   if _EMBEDDING in tensors:
     table = tensors.get(_EMBEDDING, num_embeddings, c.embed_dim)
     table = np.pad(table, ((0, c.vocab_size - len(table)), (0, 0)))
@@ -188,8 +184,8 @@ def _arrays(
       families.layer_from_hf(tensors.get, c, 0.0, i, '', attention_width=width)
       for i, width in enumerate(widths)
     ],
-    'final_norm': norm('norm.weight'),
-    'feature_norm': norm('layers.0.hidden_norm.weight'),
+    'final_norm': tensors.norm('norm', c.embed_dim),
+    'feature_norm': tensors.norm('layers.0.hidden_norm', c.embed_dim),
     'feature_projection': tensors.get(
       'fc.weight', c.embed_dim, c.feature_dim
     ).T,
@@ -197,12 +193,12 @@ def _arrays(
     'output_token_ids': draft_tensors.output_token_ids(tensors, c),
   }
   if c.eagle3.norm_before_fc:
-    arrays['target_feature_norm'] = norm('input_norm.weight', c.feature_dim)
+    arrays['target_feature_norm'] = tensors.norm('input_norm', c.feature_dim)
   if c.eagle3.fc_norm:
     num_layers = len(c.feature_layers)
     width = c.feature_dim // num_layers
     arrays['target_feature_norm'] = np.concatenate(
-      [norm(f'fc_norm.{i}.weight', width) for i in range(num_layers)]
+      [tensors.norm(f'fc_norm.{i}', width) for i in range(num_layers)]
     )
   if c.block:
     mask = tensors.get('mask_hidden', 1, 1, c.feature_dim)

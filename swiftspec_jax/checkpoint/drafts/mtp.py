@@ -74,14 +74,11 @@ def _arrays(
   """Returns host arrays; tables are the target's."""
   tensors, width = draft_tensors.Tensors(directory), config.embed_dim
 
-  def get(name: str, *shape: int) -> np.ndarray:
-    return tensors.get(f'{_START}layers.0.{name}.weight', *shape)
-
   def norm(name: str) -> np.ndarray:
-    return get(name, width).astype(np.float32)
+    return tensors.norm(f'{_START}layers.0.{name}_layernorm', width)
 
-  # [D, 2 D]
-  of_feature, of_token = np.split(get('input_proj', width, 2 * width), 2, 1)
+  name = f'{_START}layers.0.input_proj.weight'  # [D, 2 D]
+  of_feature, of_token = np.split(tensors.get(name, width, 2 * width), 2, 1)
   is_tied = 'unembedding' not in target.params
   unembedding = 'embedding' if is_tied else 'unembedding'
   arrays = {
@@ -89,10 +86,10 @@ def _arrays(
     'unembedding': draft_tensors.table_of(target, unembedding),
     'target_feature_norm': target.params['final_norm'],
     'layers': [families.layer_from_hf(tensors.get, config, 0.0, 0, _START)],
-    'final_norm': norm('final_layernorm'),
-    'feature_norm': norm('hidden_layernorm'),
+    'final_norm': norm('final'),
+    'feature_norm': norm('hidden'),
     'feature_fusion': of_feature.T,
-    'token_norm': norm('token_layernorm'),
+    'token_norm': norm('token'),
     'token_fusion': of_token.T,
   }
   tensors.check_all_read(KIND, start=_START)

@@ -83,7 +83,8 @@ def preprocessing_from_hf(
     UserError: it asks for something else than resizing, cutting out the middle
       and normalising.
   """
-  try:
+  lacks = 'preprocessor_config.json lacks a usable entry: '
+  with errors.explained(lacks, (KeyError, TypeError, ValueError)):
     size, crops = values['size'], bool(values.get('do_center_crop'))
     fields = {
       'mean': tuple(map(float, values['image_mean'])),
@@ -91,10 +92,6 @@ def preprocessing_from_hf(
       'crops': crops,
       'resample': int(values['resample']),
     }
-  except (KeyError, TypeError, ValueError) as error:
-    raise errors.UserError(
-      f'preprocessor_config.json lacks a usable entry: {error}'
-    ) from error
   names = {'shortest_edge'} if crops else {'height', 'width'}
   is_usual = not isinstance(size, Mapping) or set(size) == names
   crop_size = values.get('crop_size')
