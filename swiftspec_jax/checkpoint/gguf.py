@@ -11,11 +11,7 @@ import numpy as np
 from kernels_pallas.gguf_blocks import native
 from swiftspec_jax import config as config_lib
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import (
-  end_tokens,
-  gguf_header,
-  gguf_rope,
-)
+from swiftspec_jax.checkpoint import end_tokens, gguf_header, gguf_rope
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import RopeScaling
 from swiftspec_jax.models import families, layers

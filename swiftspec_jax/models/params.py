@@ -14,10 +14,7 @@ from jax.sharding import Mesh
 from swiftspec_jax import errors, sharding
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import array_parts
-from swiftspec_jax.models.matrices import (
-  stored_blocks,
-  transposed,
-)
+from swiftspec_jax.models.matrices import stored_blocks, transposed
 from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 from swiftspec_jax.models.param_specs import ParamSpec, param_specs
 
