@@ -76,7 +76,7 @@ def make_engine(
       2,
       {'waits_for_misses': True, 'min_leaf_mass': 0.3, 'looks_up': True},
     ),
-    ('async', 0, {'waits_for_misses': False}),
+    ('async', 0, {'waits_for_misses': True}),
     ('async', 2, {'looks_up': True}),
   ],
 )

@@ -25,8 +25,7 @@ class TreeConfig:
     waits_for_misses: whether the target waits until every row has a tree again.
       If not, a row whose last verified token was not in its tree sends that
       token alone, and grows a new tree while the target verifies. The target
-      then waits only if no row has a tree. None chooses in each round, as
-      `drafting.trees.round_rates` says. Asynchronous mode with several rows
+      then waits only if no row has a tree. Asynchronous mode with several rows
       only.
     capacity: most nodes of a tree.
     num_cache_rows: most nodes of a tree with keys and values.
@@ -48,7 +47,7 @@ class TreeConfig:
   num_draft_steps: int = 4
   branching: int = 8
   num_restart_steps: int = 0
-  waits_for_misses: bool | None = None
+  waits_for_misses: bool = False
   capacity: int = 256
   num_cache_rows: int = 128
   is_adaptive: bool = False

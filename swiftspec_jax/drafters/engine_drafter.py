@@ -125,8 +125,8 @@ class EngineDrafter:
 
   Attributes:
     runs_ahead: whether it drafts after texts whose ends the host has not read.
-    keeps_trees: whether its trees outlive a step, so that `observe` is told of
-      them.
+    keeps_trees: whether its trees outlive a step, so that records of steps
+      tell of them.
     has_programs: whether it runs programs on the devices.
   """
 
@@ -176,25 +176,6 @@ class EngineDrafter:
       verified: same as in `overlap`.
       accepted: i64[B] of them.
       is_present: bool[B] rows whose requests have not ended before.
-    """
-
-  def observe(
-    self,
-    drafted: np.ndarray,
-    verified: np.ndarray,
-    accepted: np.ndarray,
-    report: np.ndarray,
-    seconds: float | None,
-  ) -> None:
-    """Learns how long a step took, if it `keeps_trees`.
-
-    Args:
-      drafted: i64[B] as in `overlap`.
-      verified: i64[B] as in `overlap`.
-      accepted: i64[B] of them.
-      report: i32[B, 3] of the rows, as `slot_drafts.verdicts_of` takes it.
-      seconds: duration of the step; None if it did more than others do, or
-        several processes must decide alike.
     """
 
   def forget(self, request_id: int) -> None:

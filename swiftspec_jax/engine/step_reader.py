@@ -9,7 +9,7 @@ import time
 import jax
 import numpy as np
 
-from swiftspec_jax import hosts, policies, profiling, types
+from swiftspec_jax import policies, profiling, types
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
 from swiftspec_jax.engine import steps
@@ -32,7 +32,6 @@ class _ReadStep:
     rows: bool[B] rows whose requests have not ended before.
     lengths: i64[B] draft tokens that were verified.
     verdicts: verdicts on them.
-    report: report of the drafts, by slot, if they have one.
     seconds: duration of the step, compilation left out.
   """
 
@@ -41,7 +40,6 @@ class _ReadStep:
   rows: np.ndarray
   lengths: np.ndarray
   verdicts: Verdicts
-  report: np.ndarray | None
   seconds: float
 
   def outcome(
@@ -162,7 +160,6 @@ class StepReader:
       rows=rows,
       lengths=lengths,
       verdicts=verdicts,
-      report=report,
       seconds=seconds,
     )
     _tell_drafter(read, self._drafter)
@@ -255,21 +252,11 @@ class StepReader:
 
 
 def _tell_drafter(step: _ReadStep, drafter: EngineDrafter) -> None:
-  """Tells the drafter what was accepted, and how long the step took."""
+  """Tells the drafter what was accepted."""
   unread, view, rows = step.unread, step.view, step.rows
   drafted, verified = unread.drafted, unread.verified
   accepted = step.verdicts.num_accepted
   drafter.commit(view, drafted, verified, accepted, rows)
-  if step.report is None:
-    return
-  does_more = view.num_prefill_tokens or unread.drafts.prefills_draft
-  drafter.observe(
-    drafted[rows],
-    verified[rows],
-    accepted[rows],
-    step.report[view.slots][rows],
-    None if does_more or hosts.is_together() else step.seconds,
-  )
 
 
 def _on_host(unread: Unread) -> tuple:

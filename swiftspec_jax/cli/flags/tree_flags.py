@@ -38,8 +38,8 @@ _WAITS_FOR_MISSES = flags.DEFINE_bool(
   'waits_for_misses',
   _DEFAULTS.waits_for_misses,
   'Mode async, several requests at once: the target waits until all of them '
-  'have a tree again after a miss. With --nowaits_for_misses such a request '
-  'sends one token alone. By default this is chosen in each round.',
+  'have a tree again after a miss. Otherwise such a request sends one token '
+  'alone.',
 )
 _MIN_LEAF_MASS = flags.DEFINE_float(
   'min_leaf_mass',

@@ -252,18 +252,6 @@ class PersistentTreeDrafter(EngineDrafter):
     rejected = np.where(rows, verified - accepted, 0)
     self._num_missing[view.slots] -= rejected
 
-  def observe(
-    self,
-    drafted: np.ndarray,
-    verified: np.ndarray,
-    accepted: np.ndarray,
-    report: np.ndarray,
-    seconds: float | None,
-  ) -> None:
-    num_sent = np.minimum(report[:, 0], verified + 1) * (drafted > 0)
-    num_forwards = int(report[drafted > 0, 2].max(initial=0))
-    self.rows.rates.observe(num_sent, accepted + 1, num_forwards, seconds)
-
   def compiling(self) -> Self:
     twin = copy.copy(self)
     twin.rows = self.rows.compiling()

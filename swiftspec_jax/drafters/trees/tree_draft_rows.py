@@ -32,7 +32,6 @@ from swiftspec_jax.drafters.trees import (
 )
 from swiftspec_jax.model import Model
 from swiftspec_jax.models import attention
-from swiftspec_jax.policies.prediction.round_rates import RoundRates
 from swiftspec_jax.step import ahead_of_time, buckets, unread_tokens
 from swiftspec_jax.step import rows as rows_lib
 from swiftspec_jax.step.unread_tokens import Texts
@@ -81,8 +80,6 @@ class TreeDraftRows:
   Attributes:
     state: the draft's cache and trees, on its devices.
     is_async: whether the draft has devices of its own.
-    rates: means of the rounds that it is told; says when the target waits for
-      rows without a tree.
     max_context: tokens that prompt and output can have together.
   """
 
@@ -110,7 +107,6 @@ class TreeDraftRows:
       UserError: the models share a part of their devices only.
     """
     self.is_async = are_disjoint(target, model)
-    self.rates = RoundRates(tree)
     self._model, self._tree = model, tree
     self._target_mesh = target.mesh
     # What the host decides must not be compiled in.
@@ -118,7 +114,7 @@ class TreeDraftRows:
       tree,
       num_draft_steps=0,
       num_restart_steps=0,
-      waits_for_misses=None,
+      waits_for_misses=False,
       min_leaf_mass=0.0,
     )
     self.max_context = max_context
@@ -279,8 +275,8 @@ class TreeDraftRows:
     run, counts = tree_draft.take_turn, ()
     statics = {'num_steps': self._tree.num_turn_steps}
     if self.is_async:
-      wait_from = self.rates.wait_from(int(is_busy.sum()))
       run, statics = tree_draft.advance, {}
+      wait_from = 1 if self._tree.waits_for_misses else is_busy.sum()
       counts = self._tree.num_restart_steps, wait_from
     dispatched = time.perf_counter()
     self.state, proposal = self._call(
