@@ -9,7 +9,6 @@ import serving_cases as cases
 
 from swiftspec_jax import errors, policies
 from swiftspec_jax.cli.flags import policy_names
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import dsd
 from swiftspec_jax.policies.adaptive_verification import (
   AdaptiveVerification,
@@ -74,14 +73,6 @@ def test_early_stop_at_the_memory_and_the_step():
   assert dsd.search(view, cases.EAGLE_8B, 0.95) == 2
 
 
-def test_early_stop_counts_rows_with_drafts():
-  """Item 6: (3 + 1 a) / (1 + 5) of one row is less than 4 / 5, not of all."""
-  view = cases.make_view(4, cases.unpadded(4, 1))
-  assert dsd.search(view, BY_TOKENS, 0.9) == 1
-  assert dsd.search(view, BY_TOKENS, 0.7, num_drafting=1) == 0
-  assert dsd.search(view, BY_TOKENS, 0.9, num_drafting=1) == 1
-
-
 def test_dsd_averages_the_share_since_the_start():
   """2 of 3 that were judged, then 6 of 8; what lies after is not known."""
   policy = dsd.Dsd(cases.EAGLE_8B)
@@ -127,52 +118,6 @@ def test_dsd_pauses():
   # Smaller batches ask at once, but it is not the turn of another choice yet.
   assert asked[101:] == [1] * 18
   assert stepped(policy, cases.make_view(1, buckets), 0) == [5]
-
-
-def test_dsd_per_request_shares_out():
-  """Item 12; and 7, 4 and 2 of 8: 9 / (13 / 8) times them is 4.8, 2.8, 1.4."""
-  assert dsd.share_out(3, np.array([0.9, 0.6, 0.3])).tolist() == [5, 3, 2]
-  policy = dsd.DsdPerRequest(BY_TOKENS)
-  buckets = StepBuckets(rows=(12,), query_tokens=(12, 27), lengths=(0, 3, 8))
-  accepted = np.array([7, 4, 2])
-  for step in range(1, 200):
-    view = cases.make_view(3, buckets, step=step)
-    assert stepped(policy, view, accepted) == [8, 8, 8]
-  # Steps of up to 12 tokens take the same time, so the common length is 3.
-  view = cases.make_view(3, buckets, step=200)
-  assert stepped(policy, view, accepted) == [5, 3, 1]
-  new = cases.make_view(3, buckets, step=201, request_ids=[0, 7, 2])
-  assert stepped(policy, new, accepted) == [5, 3, 1]
-  new = cases.make_view(3, buckets, step=202, request_ids=[0, 7, 8])
-  assert stepped(policy, new, accepted) == [5, 3, 3]
-
-
-def test_dsd_per_request_forgets_after_100_steps():
-  """A request without tokens counts as rejected; nobody else is touched."""
-  policy = dsd.DsdPerRequest(cases.EAGLE_8B)
-  buckets = cases.unpadded(2)
-  for step in range(1, 151):
-    view = cases.make_view(2, buckets, step=step)
-    stepped(policy, view, [0, 7] if step <= 50 else [7, 0])
-  assert policy._rates(view).tolist() == [1.0, 0.0]
-  view = cases.make_view(2, buckets, step=200)
-  assert stepped(policy, view, [7, 7])[1] == 0
-  assert policy._rates(view)[1] == 0
-  assert policy._num_shares.tolist() == [151, 151]
-
-
-def test_dsd_per_request_locks_at_zero():
-  """Item 46: what is not verified tells nothing."""
-  policy = dsd.DsdPerRequest(cases.EAGLE_8B.monotone())
-  buckets = cases.unpadded(64)
-  generator = np.random.default_rng(0)
-  lengths = []
-  for step in range(1, 1000):
-    view = cases.make_view(64, buckets, step=step)
-    lengths.append(cases.play(policy, view, 0.6, generator)[1])
-  assert np.all(lengths[198])
-  assert not np.any(lengths[200:399])
-  assert not np.any(lengths[-100:])
 
 
 def solved(features, is_accepted, weights):
@@ -284,14 +229,13 @@ def test_adaptive_verification_learns_that_drafts_are_bad():
   assert found[300] == [0, 0] == found[-1]
 
 
-@pytest.mark.parametrize('name', ['dsd', 'dsd_per_request'])
-def test_names(name):
+def test_name_of_dsd():
   buckets = cases.unpadded(2)
-  policy = policy_names.make(name, cases.EAGLE_8B, buckets, None)
+  policy = policy_names.make('dsd', cases.EAGLE_8B, buckets, None)
   assert policy.plan_draft(cases.make_view(2, buckets)).is_first
-  assert policy_names.needs_costs(name)
-  with pytest.raises(errors.UserError, match=f'{name} is for chains'):
-    policy_names.make(name, cases.EAGLE_8B, buckets, None, is_tree=True)
+  assert policy_names.needs_costs('dsd')
+  with pytest.raises(errors.UserError, match='dsd is for chains'):
+    policy_names.make('dsd', cases.EAGLE_8B, buckets, None, is_tree=True)
 
 
 def test_name_of_adaptive_verification():

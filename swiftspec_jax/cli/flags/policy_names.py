@@ -5,7 +5,7 @@ from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import auto, loading
 from swiftspec_jax.policies.adaptive_verification import AdaptiveVerification
 from swiftspec_jax.policies.batch_table import BatchTable
-from swiftspec_jax.policies.dsd import Dsd, DsdPerRequest
+from swiftspec_jax.policies.dsd import Dsd
 from swiftspec_jax.policies.fixed_length import FixedLength
 
 NO_SPECULATION = 'none'
@@ -13,12 +13,12 @@ FIXED = 'fixed_'
 ALWAYS = 'always_'
 GOODPUT = 'goodput'
 _TABLE = 'table'
-_DSD = {'dsd': Dsd, 'dsd_per_request': DsdPerRequest}
+_DSD = 'dsd'
 _VERIFICATION = 'adaptive_verification_'
 HELP = (
   f'{NO_SPECULATION}, fixed_K with a number of draft tokens for K, '
   'always_K (the same with drafts before prompts, the usual baseline), '
-  f'{_TABLE} (by batch size), {", ".join(_DSD)} (of the authors of SmartSpec), '
+  f'{_TABLE} (by batch size), {_DSD} (of the authors of SmartSpec), '
   f'{_VERIFICATION}K (of vLLM: K are drafted), '
   f'{GOODPUT}, or a '
   "policy of your own as 'module:Class' (docs/how_to/add_a_policy.md)."
@@ -37,14 +37,14 @@ def names(length: int) -> list[str]:
     NO_SPECULATION,
     *(f'{kind}{length}' for kind in with_length),
     _TABLE,
-    *_DSD,
+    _DSD,
     GOODPUT,
   ]
 
 
 def is_for_trees(name: str) -> bool:
   """Returns whether a policy takes trees, too."""
-  return not name.startswith((*_DSD, _VERIFICATION))
+  return not name.startswith((_DSD, _VERIFICATION))
 
 
 def needs_costs(name: str) -> bool:
@@ -88,8 +88,8 @@ def make(
     return loading.load(name, costs)
   if is_tree and not is_for_trees(name):
     raise errors.UserError(f'policy {name} is for chains, and drafts are trees')
-  if name in _DSD:
-    return _DSD[name](costs)
+  if name == _DSD:
+    return Dsd(costs)
   kind, length = _with_length(name, buckets)
   if kind == _VERIFICATION:
     return AdaptiveVerification(costs, length)
@@ -104,7 +104,7 @@ def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:
   if kind not in kinds or not length.isdecimal():
     raise errors.UserError(
       f'unknown policy {name!r}; choose from none, fixed_K, always_K, table, '
-      f'{", ".join(_DSD)}, {_VERIFICATION}K, goodput and '
+      f'{_DSD}, {_VERIFICATION}K, goodput and '
       "'module:Class'"
     )
   if int(length) not in buckets.lengths:
