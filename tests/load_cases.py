@@ -13,6 +13,7 @@ from swiftspec_jax import testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
 from swiftspec_jax.step import sampling as sampling_lib
+from swiftspec_jax.step.slot_sampling import level_of
 
 MAX_CONTEXT = 200
 _NUM_ROWS = 64  # more than an output has tokens
@@ -72,6 +73,7 @@ def choices(model, request, output):
     sampling_lib.make_state(
       [request.sampling] * _NUM_ROWS,
       model.config.vocab_size,
+      level_of(request.sampling),
       eos_token_ids=model.config.eos_token_ids,
     ),
   )
@@ -89,7 +91,13 @@ def _choose(params, config, token_ids, cache, lengths, prompt_lengths, state):
     lengths=lengths,
     prompt_lengths=prompt_lengths,
   )
-  return sampling_lib.choose(logits, lengths[:, None], state)[:, 0]
+  if state.temperatures is not None:
+    keys = sampling_lib.position_keys(
+      state.seeds, lengths[:, None], sampling_lib.Stream.OUTPUT
+    )
+    logits = sampling_lib.distribution_logits(logits, state)
+    logits += sampling_lib.gumbel_noise(keys, logits.shape[2])
+  return logits[:, 0].argmax(axis=-1)
 
 
 forward = jax.jit(decoder.forward, static_argnums=1, static_argnames='context')

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from swiftspec_jax import errors
 from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.step import sampling as sampling_lib
+from swiftspec_jax.step.sampling import SamplingLevel
 
 VOCAB = 16
 
@@ -40,13 +41,11 @@ def law_of_state(logits, state):
   return jax.nn.softmax(sampling_lib.distribution_logits(logits, state), -1)
 
 
-def distribution(logits, batch, features=None):
-  state = sampling_lib.make_state(batch, logits.shape[-1], features)
+def distribution(logits, batch):
+  state = sampling_lib.make_state(
+    batch, logits.shape[-1], SamplingLevel.TRUNCATED
+  )
   return np.asarray(law_of_state(logits, state))
-
-
-# A state with room for it has one for all parameters of a distribution.
-ANY = SamplingParams(temperature=1.0, top_k=1, top_p=0.5, min_p=0.5)
 
 
 @settings(max_examples=60)
@@ -65,7 +64,7 @@ def test_law_equals_oracle(seed, temperature, top_k, top_p, min_p):
   )
   # Rows with other settings, among them a greedy one, must not disturb it.
   batch = [odd, SamplingParams(), SamplingParams(temperature=1.0)]
-  got = distribution(logits, batch, [ANY])
+  got = distribution(logits, batch)
   for row, params in enumerate(batch):
     for query in range(2):
       np.testing.assert_allclose(
@@ -93,7 +92,9 @@ def test_least_temperatures_are_greedy():
 
 
 def test_greedy_batch_has_no_trace_of_other_features():
-  state = sampling_lib.make_state([SamplingParams()] * 2, VOCAB)
+  state = sampling_lib.make_state(
+    [SamplingParams()] * 2, VOCAB, SamplingLevel.GREEDY
+  )
   assert len(jax.tree.leaves(state)) == 1  # the seeds
 
 
@@ -102,7 +103,7 @@ adjust_logits = jax.jit(sampling_lib.adjust_logits)
 
 def adjust(logits, batch, history, lengths, prompt_lengths, **ends):
   """Logits f32[B, V] of rows, after histories i32[B, S]."""
-  state = sampling_lib.make_state(batch, VOCAB, **ends)
+  state = sampling_lib.make_state(batch, VOCAB, SamplingLevel.ADJUSTED, **ends)
   adjusted = adjust_logits(
     logits[:, None],
     state,

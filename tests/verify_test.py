@@ -12,6 +12,8 @@ from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import slot_trees, verify
 from swiftspec_jax.step.rows import Rows
+from swiftspec_jax.step.sampling import SamplingLevel
+from swiftspec_jax.step.slot_sampling import level_of
 from swiftspec_jax.step.verdicts import Verdicts
 
 VOCAB = 5
@@ -46,7 +48,9 @@ def verdicts_of(
   noise = None
   positions = START + 1 + depths[:, None].astype(np.int32)
   if state is None:
-    state = sampling_lib.make_state([SamplingParams()] * num_slots, VOCAB)
+    state = sampling_lib.make_state(
+      [SamplingParams()] * num_slots, VOCAB, SamplingLevel.GREEDY
+    )
   else:
     noise = verify.make_noise(
       state.seeds, slots, jnp.asarray(positions), vocab_size=VOCAB
@@ -198,7 +202,7 @@ def test_output_follows_the_target_distribution(params, num_padding):
   num_nodes = 1 + drafted.shape[1]
   rng = np.random.default_rng(1)
   logits = rng.normal(size=(num_nodes, VOCAB)).astype(np.float32)
-  state = sampling_lib.make_state([params], VOCAB)
+  state = sampling_lib.make_state([params], VOCAB, level_of(params))
   rows = jax.tree.map(lambda x: np.repeat(x, num_slots, axis=0), state)
   _, outputs = verdicts_of(
     np.broadcast_to(logits, (num_slots, num_nodes, VOCAB)),

@@ -20,6 +20,7 @@ from swiftspec_jax.step import (
   target_forward,
   target_programs,
 )
+from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.rows import Rows
 
@@ -73,7 +74,7 @@ class Step:
     if not self.sizes.has_rows:
       columns += context // config.page_size
     level = slot_sampling.level_of(self.sampling)
-    state = slot_sampling.make_state(
+    state = sampling_lib.make_state(
       [self.sampling] * num_rows, self.config.vocab_size, level
     )
     trees = None

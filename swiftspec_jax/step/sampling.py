@@ -24,6 +24,18 @@ from kernels_pallas import dispatch
 from kernels_pallas.thresholds import api
 from kernels_pallas.vocabulary import largest
 from swiftspec_jax.config import MAX_TOP_LOGPROBS, SamplingParams
+from swiftspec_jax.step import buckets
+
+_NUM_FORCED = 16  # forced tokens that there is always room for
+
+
+class SamplingLevel(enum.IntEnum):
+  """How much of `SamplingParams` a request uses."""
+
+  GREEDY = 0
+  TEMPERATURE = 1
+  TRUNCATED = 2
+  ADJUSTED = 3  # penalties, bias, bans, forced tokens, min_tokens, logprobs
 
 
 class Stream(enum.IntEnum):
@@ -37,8 +49,8 @@ class Stream(enum.IntEnum):
 class SamplingState:
   """SamplingParams of all rows as arrays.
 
-  A field is None when no request of the batch uses it: the compiled step then
-  has no trace of it. `temperatures` None means all rows are greedy.
+  A field is None where the level has no use for it: the compiled step then has
+  no trace of it. `temperatures` None means all rows are greedy.
   """
 
   seeds: jax.Array  # u32[B]
@@ -60,56 +72,48 @@ class SamplingState:
 def make_state(
   batch: Sequence[SamplingParams],
   vocab_size: int,
-  features: Sequence[SamplingParams] | None = None,
+  level: SamplingLevel,
   *,
   eos_token_ids: Sequence[int] = (),
 ) -> SamplingState:
   """Returns host arrays for a batch of requests.
 
+  More forced tokens than usual make a program of their own.
+
   Args:
     batch: one for each row.
-    vocab_size: size of the target's vocabulary.
-    features: requests whose features the state must have room for; `batch`
-      by default.
+    vocab_size: V.
+    level: level that covers all of them.
     eos_token_ids: tokens at which the target ends an output.
   """
-  features = batch if features is None else features
-  neutral = SamplingParams()
 
-  def column(field, dtype):
-    values = [getattr(params, field) for params in features]
-    is_used = any(v != getattr(neutral, field) for v in values)
-    if not is_used:
+  def column(field, dtype, least=SamplingLevel.ADJUSTED):
+    if level < least:
       return None
     return np.asarray([getattr(params, field) for params in batch], dtype)
 
-  min_tokens = column('min_tokens', np.int32)
+  cut = SamplingLevel.TRUNCATED
+  is_adjusted = level == SamplingLevel.ADJUSTED
   return SamplingState(
-    seeds=np.asarray([params.seed for params in batch], np.uint32),
-    temperatures=column('temperature', np.float32),
-    top_ks=column('top_k', np.int32),
-    top_ps=column('top_p', np.float32),
-    min_ps=column('min_p', np.float32),
+    seeds=column('seed', np.uint32, SamplingLevel.GREEDY),
+    temperatures=column('temperature', np.float32, SamplingLevel.TEMPERATURE),
+    top_ks=column('top_k', np.int32, cut),
+    top_ps=column('top_p', np.float32, cut),
+    min_ps=column('min_p', np.float32, cut),
     repetition_penalties=column('repetition_penalty', np.float32),
     presence_penalties=column('presence_penalty', np.float32),
     frequency_penalties=column('frequency_penalty', np.float32),
-    logit_bias=_bias(batch, features, vocab_size),
-    min_tokens=min_tokens,
-    is_end=None
-    if min_tokens is None
-    else _ends(batch, vocab_size, eos_token_ids),
-    forced_token_ids=_forced(batch, features),
-    with_logprobs=any(params.logprobs for params in features),
+    logit_bias=_bias(batch, vocab_size) if is_adjusted else None,
+    min_tokens=column('min_tokens', np.int32),
+    is_end=_ends(batch, vocab_size, eos_token_ids) if is_adjusted else None,
+    forced_token_ids=_forced(batch) if is_adjusted else None,
+    with_logprobs=is_adjusted,
     # The most or none: each number would need programs of its own.
-    num_top_logprobs=min(MAX_TOP_LOGPROBS, vocab_size)
-    if any(params.top_logprobs for params in features)
-    else 0,
+    num_top_logprobs=min(MAX_TOP_LOGPROBS, vocab_size) if is_adjusted else 0,
   )
 
 
-def _bias(batch, features, vocab_size):
-  if not any(f.logit_bias or f.banned_token_ids for f in features):
-    return None
+def _bias(batch, vocab_size):
   bias = np.zeros((len(batch), vocab_size), np.float32)
   for row, params in zip(bias, batch, strict=True):
     for token_id, value in params.logit_bias.items():
@@ -127,10 +131,9 @@ def _ends(batch, vocab_size, eos_token_ids):
   return is_end
 
 
-def _forced(batch, features):
-  size = max((len(f.forced_token_ids) for f in features), default=0)
-  if not size:
-    return None
+def _forced(batch):
+  longest = max(len(params.forced_token_ids) for params in batch)
+  size = buckets.power_of_two(longest, _NUM_FORCED)
   forced = np.full((len(batch), size), -1, np.int32)
   for row, params in zip(forced, batch, strict=True):
     row[: len(params.forced_token_ids)] = params.forced_token_ids
@@ -290,25 +293,6 @@ def position_keys(
     return jax.random.fold_in(key, int(stream))
 
   return jax.vmap(jax.vmap(key_of, (None, 0)))(seeds, positions)
-
-
-def choose(
-  logits: jax.Array, positions: jax.Array, sampling: SamplingState
-) -> jax.Array:
-  """Returns the target's choice i32[B, T] at `positions` i32[B, T].
-
-  Args:
-    logits: f32[B, T, V], adjusted.
-    positions: i32[B, T] of the tokens that are chosen.
-    sampling: sampling parameters of the rows.
-  """
-  if sampling.temperatures is None:
-    return largest.argmax(logits).astype(jnp.int32)
-  keys = position_keys(sampling.seeds, positions, Stream.OUTPUT)
-  drawn = distribution_logits(logits, sampling) + gumbel_noise(
-    keys, logits.shape[2]
-  )
-  return largest.argmax(drawn).astype(jnp.int32)
 
 
 def gumbel_noise(keys: jax.Array, vocab_size: int) -> jax.Array:

@@ -7,48 +7,17 @@ Legend: B slots, V vocabulary.
 """
 
 import dataclasses
-import enum
 import functools
 from collections.abc import Sequence
 
 import numpy as np
 
 from swiftspec_jax.config import SamplingParams
-from swiftspec_jax.step import buckets
-from swiftspec_jax.step import sampling as sampling_lib
-
-_NUM_FORCED = 16  # forced tokens that there is always room for
-
-
-class SamplingLevel(enum.IntEnum):
-  """How much of `SamplingParams` a request uses."""
-
-  GREEDY = 0
-  TEMPERATURE = 1
-  TRUNCATED = 2
-  ADJUSTED = 3  # penalties, bias, bans, forced tokens, min_tokens, logprobs
-
-
-_DRAWN = {'temperature': 1.0}
-_CUT = {**_DRAWN, 'top_k': 1, 'top_p': 0.5, 'min_p': 0.5}
-_ADJUSTED = {
-  **_CUT,
-  'repetition_penalty': 2.0,
-  'presence_penalty': 1.0,
-  'frequency_penalty': 1.0,
-  'banned_token_ids': (0,),
-  'forced_token_ids': (0,) * _NUM_FORCED,
-  'min_tokens': 1,
-  'logprobs': True,
-  'top_logprobs': 1,
-}
-# A request that uses all that a level has.
-_FEATURES = {
-  SamplingLevel.GREEDY: SamplingParams(),
-  SamplingLevel.TEMPERATURE: SamplingParams(**_DRAWN),
-  SamplingLevel.TRUNCATED: SamplingParams(**_CUT),
-  SamplingLevel.ADJUSTED: SamplingParams(**_ADJUSTED),
-}
+from swiftspec_jax.step.sampling import (
+  SamplingLevel,
+  SamplingState,
+  make_state,
+)
 
 
 def level_of(params: SamplingParams) -> SamplingLevel:
@@ -69,26 +38,6 @@ def level_of(params: SamplingParams) -> SamplingLevel:
   if params.top_k or params.top_p < 1 or params.min_p:
     return SamplingLevel.TRUNCATED
   return SamplingLevel.TEMPERATURE
-
-
-def make_state(
-  batch: Sequence[SamplingParams],
-  vocab_size: int,
-  level: SamplingLevel,
-  eos_token_ids: Sequence[int] = (),
-) -> sampling_lib.SamplingState:
-  """Returns host arrays of all slots for a level.
-
-  More forced tokens than usual make a program of their own.
-  """
-  features = _FEATURES[level]
-  if level == SamplingLevel.ADJUSTED:
-    longest = max(len(params.forced_token_ids) for params in batch)
-    size = buckets.power_of_two(longest, _NUM_FORCED)
-    features = dataclasses.replace(features, forced_token_ids=(0,) * size)
-  return sampling_lib.make_state(
-    batch, vocab_size, [features], eos_token_ids=eos_token_ids
-  )
 
 
 class SlotSampling:
@@ -122,7 +71,7 @@ class SlotSampling:
     self.has_grammar = np.zeros(num_slots, bool)
     self._levels = np.zeros(num_slots, np.int64)
     self._distribution_levels = np.zeros(num_slots, np.int64)
-    self._states: dict[SamplingLevel, sampling_lib.SamplingState] = {}
+    self._states: dict[SamplingLevel, SamplingState] = {}
 
   def set(self, slot: int, params: SamplingParams) -> None:
     """Gives a slot to another request."""
@@ -153,18 +102,21 @@ class SlotSampling:
     return (self._distribution_levels[slots] <= most) & ~self.has_grammar[slots]
 
   @functools.cached_property
-  def _greedy(self) -> sampling_lib.SamplingState:
+  def _greedy(self) -> SamplingState:
     return self._put(
       make_state(self._params, self._vocab_size, SamplingLevel.GREEDY)
     )
 
-  def state(self, level: SamplingLevel) -> sampling_lib.SamplingState:
+  def state(self, level: SamplingLevel) -> SamplingState:
     """Returns device arrays of all slots."""
     if level == SamplingLevel.GREEDY:
       return self._greedy  # looks at nothing
     if level not in self._states:
       state = make_state(
-        self._params, self._vocab_size, level, self._eos_token_ids
+        self._params,
+        self._vocab_size,
+        level,
+        eos_token_ids=self._eos_token_ids,
       )
       self._states[level] = self._put(state)
     return self._states[level]
