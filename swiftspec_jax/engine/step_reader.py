@@ -22,61 +22,6 @@ from swiftspec_jax.step.target import Target
 from swiftspec_jax.step.verdicts import Verdicts
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _ReadStep:
-  """A step that was read, and what came of it.
-
-  Attributes:
-    unread: the step.
-    view: view of where its rows were.
-    rows: bool[B] rows whose requests have not ended before.
-    lengths: i64[B] draft tokens that were verified.
-    verdicts: verdicts on them.
-    seconds: duration of the step, compilation left out.
-  """
-
-  unread: Unread
-  view: policies.StepView
-  rows: np.ndarray
-  lengths: np.ndarray
-  verdicts: Verdicts
-  seconds: float
-
-  def outcome(
-    self, is_usable: np.ndarray, *, takes_trees: bool, narrows: bool
-  ) -> policies.Outcome:
-    """Returns what a policy is told.
-
-    Args:
-      is_usable: bool[B] as in `policies.Outcome`.
-      takes_trees: whether the target takes trees.
-      narrows: same as in `Target`.
-    """
-    drafts, verdicts = self.unread.drafts, self.verdicts
-    num_fed = int(self.unread.verified.sum())
-    if narrows and drafts.num_found is not None and not self.lengths.any():
-      num_fed = 0
-    ranks = None
-    if takes_trees:
-      path = np.zeros((0, self.view.num_rows), np.int64)
-      if verdicts.tree is not None:
-        path = verdicts.tree.path[:, 1:].T
-      is_accepted = np.arange(len(path))[:, None] < verdicts.num_accepted
-      ranks = np.where(is_accepted, path - 1, -1)
-    return policies.Outcome(
-      view=self.view,
-      plan=self.unread.plan,
-      drafts=drafts.drafts,
-      lengths=self.lengths,
-      num_accepted=verdicts.num_accepted,
-      accepted_ranks=ranks,
-      seconds=self.seconds,
-      is_usable=is_usable & self.rows,
-      num_fed=num_fed,
-      prefills_draft=self.unread.drafts.prefills_draft,
-    )
-
-
 class StepReader:
   """Waits for steps, and hands out what came of them.
 
@@ -154,24 +99,11 @@ class StepReader:
     begun = max(unread.start, self._last_read)
     # A size whose program was compiled in a step would seem to be slow.
     seconds = end - begun - profiling.compile_seconds(begun)
-    read = _ReadStep(
-      unread=unread,
-      view=view,
-      rows=rows,
-      lengths=lengths,
-      verdicts=verdicts,
-      seconds=seconds,
-    )
-    _tell_drafter(read, self._drafter)
-    is_usable = self._target.sampling.is_usable(
-      view.slots, for_model=self._is_by_model(unread)
+    self._drafter.commit(
+      view, unread.drafted, unread.verified, verdicts.num_accepted, rows
     )
     policy.observe(
-      read.outcome(
-        is_usable,
-        takes_trees=self._target.takes_trees,
-        narrows=self._target.narrows,
-      )
+      self._outcome(unread, view, rows, lengths, verdicts, seconds)
     )
     # What a policy does is no part of the next step: its first fit may have to
     # wait until scipy is imported.
@@ -192,6 +124,52 @@ class StepReader:
       seconds=seconds,
       host_seconds=time.thread_time() - work,
       **verdicts_of(report),
+    )
+
+  def _outcome(
+    self,
+    unread: Unread,
+    view: policies.StepView,
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    verdicts: Verdicts,
+    seconds: float,
+  ) -> policies.Outcome:
+    """Returns what a policy is told.
+
+    Args:
+      unread: step that was read.
+      view: view of where its rows were.
+      rows: bool[B] rows whose requests have not ended before.
+      lengths: i64[B] draft tokens that were verified.
+      verdicts: verdicts on them.
+      seconds: duration of the step, compilation left out.
+    """
+    drafts, num_fed = unread.drafts, int(unread.verified.sum())
+    finds_none = drafts.num_found is not None and not lengths.any()
+    if self._target.narrows and finds_none:
+      num_fed = 0
+    ranks = None
+    if self._target.takes_trees:
+      path = np.zeros((0, view.num_rows), np.int64)
+      if verdicts.tree is not None:
+        path = verdicts.tree.path[:, 1:].T
+      is_accepted = np.arange(len(path))[:, None] < verdicts.num_accepted
+      ranks = np.where(is_accepted, path - 1, -1)
+    is_usable = self._target.sampling.is_usable(
+      view.slots, for_model=self._is_by_model(unread)
+    )
+    return policies.Outcome(
+      view=view,
+      plan=unread.plan,
+      drafts=drafts.drafts,
+      lengths=lengths,
+      num_accepted=verdicts.num_accepted,
+      accepted_ranks=ranks,
+      seconds=seconds,
+      is_usable=is_usable & rows,
+      num_fed=num_fed,
+      prefills_draft=drafts.prefills_draft,
     )
 
   def _commit(
@@ -249,14 +227,6 @@ class StepReader:
 
   def _verdicts(self, packed: np.ndarray) -> Verdicts:
     return Verdicts.unpack(packed, self._max_nodes)
-
-
-def _tell_drafter(step: _ReadStep, drafter: EngineDrafter) -> None:
-  """Tells the drafter what was accepted."""
-  unread, view, rows = step.unread, step.view, step.rows
-  drafted, verified = unread.drafted, unread.verified
-  accepted = step.verdicts.num_accepted
-  drafter.commit(view, drafted, verified, accepted, rows)
 
 
 def _on_host(unread: Unread) -> tuple:

@@ -46,7 +46,7 @@ from swiftspec_jax.tree.rerooting import (
   Reroot,
   reroot,
 )
-from swiftspec_jax.tree.selection import Selection, select
+from swiftspec_jax.tree.selection import select
 from swiftspec_jax.tree.state import (
   CANDIDATE,
   EMPTY,

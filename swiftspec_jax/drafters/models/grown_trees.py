@@ -222,18 +222,14 @@ def _best_of(
   chosen = tree_lib.select(tree, num_nodes)
   # Padding belongs to no slot.
   slots = jnp.where(rows.lengths > 0, rows.slots, num_slots)
-
-  def by_slot(values, fill):
-    empty = jnp.full((num_slots, *values.shape[1:]), fill, values.dtype)
-    return empty.at[slots].set(values, mode='drop')
-
-  return types.TreeProposal.of_nodes(
-    by_slot(chosen.token_ids, types.PLACEHOLDER_TOKEN_ID),
-    by_slot(chosen.parents, tree_lib.NO_PARENT),
-    by_slot(chosen.depths, 0),
-    is_looked_up=by_slot(chosen.is_looked_up, False),
-    log_probs=by_slot(chosen.log_probs, -jnp.inf),
-  ).pack()
+  zeros = jnp.zeros((num_slots, num_nodes), jnp.int32)
+  empty = types.TreeProposal.of_nodes(
+    zeros + types.PLACEHOLDER_TOKEN_ID,
+    zeros + tree_lib.NO_PARENT,
+    zeros,
+    log_probs=jnp.full_like(zeros, -jnp.inf, jnp.float32),
+  )
+  return empty.pack().at[slots].set(chosen.pack(), mode='drop')
 
 
 def _copy(cache, kv_heads, page_table, lengths, num_more, sharding):

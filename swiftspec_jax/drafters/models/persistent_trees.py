@@ -17,14 +17,13 @@ Legend: B rows of a view, U slots, K longest draft.
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import jax
 import numpy as np
 
 from swiftspec_jax import errors, policies
-from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
 from swiftspec_jax.drafters.models import feature_draft, model_spec
@@ -32,7 +31,6 @@ from swiftspec_jax.drafters.spec import DraftSpec, Setup
 from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.drafters.trees import forced_acceptance
 from swiftspec_jax.drafters.trees.tree_draft_rows import (
-  Chunk,
   TreeDraftRows,
   are_disjoint,
 )
@@ -41,10 +39,8 @@ from swiftspec_jax.models import attention
 from swiftspec_jax.requests import Request
 from swiftspec_jax.scheduling.page_table import NO_PAGE
 from swiftspec_jax.step import buckets
-from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.slot_drafts import SlotDrafts
-from swiftspec_jax.step.target import Target
 
 _NOT_READ = np.int64(2**40)  # tokens; more than any text has
 # The kernels of CPUs do no work for padding, so chunks have one size there.
@@ -100,9 +96,7 @@ class PersistentTrees(DraftSpec):
       'PersistentTrees',
       'TreeDraft, or the draft model alone (--mode=tree or chain)',
     )
-    return PersistentTreeDrafter(
-      self, setup.sizes, setup.target, setup.timeline
-    )
+    return PersistentTreeDrafter(self, setup)
 
 
 def _check_sizes(draft: Model, tree_config: TreeConfig) -> None:
@@ -130,26 +124,18 @@ class PersistentTreeDrafter(EngineDrafter):
   runs_ahead = True
   keeps_trees = True
 
-  def __init__(
-    self,
-    draft: PersistentTrees,
-    sizes: ProgramSizes,
-    target: Target,
-    timeline: timeline_lib.Timeline | None = None,
-  ):
+  def __init__(self, draft: PersistentTrees, setup: Setup):
     """Allocates the cache.
 
     Args:
       draft: model, and sizes of its trees.
-      sizes: declared.
-      target: target of the engine.
-      timeline: timeline that notes when the programs ran.
+      setup: what it is made for.
 
     Raises:
       UserError: the trees are not as large as declared, or the models share a
         part of their devices.
     """
-    config, model = sizes.scheduler, draft.model
+    config, model = setup.sizes.scheduler, draft.model
     is_native = attention.is_native(model.config, model.mesh)
     if is_native and draft.tree.width is None:
       tree = dataclasses.replace(draft.tree, width=_NATIVE_WIDTH)
@@ -161,17 +147,10 @@ class PersistentTreeDrafter(EngineDrafter):
         'one more than the longest declared draft'
       )
     self._draft = draft
-    self._target = target
+    self._target = setup.target
     self._budget = config.buckets.max_query_tokens
     num_slots = config.buckets.max_rows
-    self.rows = TreeDraftRows(
-      model,
-      tree,
-      target.model,
-      num_rows=num_slots,
-      max_context=config.max_context,
-      timeline=timeline,
-    )
+    self.rows = TreeDraftRows(model, tree, setup)
     chunks = _NATIVE_CHUNKS if is_native else buckets.CHUNKS
     budget = max(buckets.CHUNKS[0], self._budget)
     largest = min(budget, chunks[-1], self.rows.capacity)
@@ -190,8 +169,8 @@ class PersistentTreeDrafter(EngineDrafter):
     self._read_steps = np.zeros(num_slots, np.int64)
     self._is_fresh = np.ones(num_slots, bool)
     self._num_sent = np.zeros(num_slots, np.int64)
-    # What runs while the target verifies.
-    self._chunks: list[Chunk] = []
+    # What runs while the target verifies: chunks by slot, and growth.
+    self._chunks: list[tuple[int, Callable[[], None]]] = []
     self._grows = False
     self._is_compiled = False
 
@@ -233,8 +212,8 @@ class PersistentTreeDrafter(EngineDrafter):
   ) -> None:
     self._num_sent[view.slots] = drafted
     self._num_missing[view.slots] += verified + 1
-    for chunk in self._chunks:
-      self.rows.read(chunk)
+    for _, read in self._chunks:
+      read()
     self._chunks = []
     if self._grows and self.rows.is_async:
       self.rows.grow()
@@ -266,7 +245,7 @@ class PersistentTreeDrafter(EngineDrafter):
     starts = range(self._max_context)
     for size in self._chunk_sizes:
       for start in {self.rows.context(x, size): x for x in starts}.values():
-        self.rows.read(self.rows.chunk(0, start, size, texts))
+        self.rows.chunk(0, start, size, texts)()
     self._put_text(0, (), Request(token_ids=()))
     self.rows.advance(texts, np.zeros(len(self._num_read), np.int32))
     if self.rows.is_async:
@@ -276,8 +255,7 @@ class PersistentTreeDrafter(EngineDrafter):
   def trial(self, num_rows: int, num_known: int, length: int) -> None:
     budgets = np.zeros(len(self._num_read), np.int32)
     budgets[:num_rows] = length
-    clears_trees = not self.rows.is_async
-    self.rows.begin_trial(num_rows, num_known, clears_trees=clears_trees)
+    self.rows.begin_trial(num_rows, num_known)
     texts = self._target.texts(self._no_pages)
     jax.block_until_ready(self.rows.advance(texts, budgets, follows=False))
 
@@ -285,9 +263,9 @@ class PersistentTreeDrafter(EngineDrafter):
     del num_rows  # one after the other
     size = self._chunk_sizes[-1]
     texts = self._target.texts(self._no_pages)
-    chunk = self.rows.chunk(0, max(num_known - size, 0), size, texts)
+    read = self.rows.chunk(0, max(num_known - size, 0), size, texts)
     for _ in range(-(-self._budget // size)):
-      self.rows.read(chunk)
+      read()
     jax.block_until_ready(self.rows.state)
 
   def _num_unread(self, view: policies.StepView) -> np.ndarray:
@@ -347,13 +325,13 @@ class PersistentTreeDrafter(EngineDrafter):
         fitting = (size for size in sizes if size >= most - start)
         size = next(fitting, sizes[-1])
         is_last = most - start <= size
-        if is_last and any(chunk.slot == slot for chunk in self._chunks):
+        if is_last and any(other == slot for other, _ in self._chunks):
           break
-        chunk = self.rows.chunk(slot, start, size, of_target)
+        read = self.rows.chunk(slot, start, size, of_target)
         if is_last or not self.rows.is_async:
-          self.rows.read(chunk)
+          read()
         else:
-          self._chunks.append(chunk)
+          self._chunks.append((slot, read))
         if is_last:
           self._note_read(view, np.array([row]))
         else:

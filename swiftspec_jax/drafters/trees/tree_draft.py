@@ -272,13 +272,7 @@ def _propose(state, verified, num_forwards, num_nodes, budgets):
   with jax.named_scope('select'):
     chosen = tree_lib.select(state.tree, num_nodes, budgets)
   has_followed = verified.num_tokens > 0
-  return types.TreeProposal(
-    token_ids=chosen.token_ids,
-    parents=chosen.parents,
-    depths=chosen.depths,
-    is_looked_up=chosen.is_looked_up,
-    log_probs=chosen.log_probs,
-    size=chosen.size,
+  return chosen.replace(
     outcome=jnp.where(has_followed, state.outcome, types.NO_OUTCOME),
     num_forwards=jnp.broadcast_to(num_forwards, chosen.size.shape),
   ).pack()

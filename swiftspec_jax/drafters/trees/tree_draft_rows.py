@@ -4,7 +4,7 @@ Each row of the target has one of the draft's own cache, with its tree. The
 texts lie on the target's devices, and what is new of them goes to the draft
 without the host, which may have read no verdict of late.
 
-Legend: U rows, T = K + 1 nodes, C tokens of a chunk, H features.
+Legend: U rows, T = K + 1 nodes, C tokens of a chunk.
 """
 
 import copy
@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import TreeConfig
+from swiftspec_jax.drafters.spec import Setup
 from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.drafters.trees import (
   forced_acceptance,
@@ -37,23 +38,6 @@ from swiftspec_jax.step import rows as rows_lib
 from swiftspec_jax.step.unread_tokens import Texts
 
 _NUM_CACHED = 256  # arrays of counts that are kept on the devices
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Chunk:
-  """A part of a text, on the draft's devices.
-
-  Attributes:
-    slot: index of the row.
-    context: number of rows of the cache under the attention.
-    chunk: i32[1, C + 2] of `read_at`.
-    features: [1, C, H], or None.
-  """
-
-  slot: int
-  context: int
-  chunk: jax.Array
-  features: jax.Array | None
 
 
 def are_disjoint(target: Model, draft: Model) -> bool:
@@ -83,31 +67,21 @@ class TreeDraftRows:
     max_context: tokens that prompt and output can have together.
   """
 
-  def __init__(
-    self,
-    model: Model,
-    tree: TreeConfig,
-    target: Model,
-    *,
-    num_rows: int,
-    max_context: int,
-    timeline: timeline_lib.Timeline | None = None,
-  ):
+  def __init__(self, model: Model, tree: TreeConfig, setup: Setup):
     """Allocates the cache.
 
     Args:
       model: model that drafts.
       tree: sizes of the trees.
-      target: model on whose devices texts and proposals are.
-      num_rows: U.
-      max_context: tokens that prompt and output can have together.
-      timeline: timeline that notes when the programs ran.
+      setup: target on whose devices texts and proposals are, and sizes.
 
     Raises:
       UserError: the models share a part of their devices only.
     """
-    self.is_async = are_disjoint(target, model)
     self._model, self._tree = model, tree
+    config, target = setup.sizes.scheduler, setup.target.model
+    num_rows = config.buckets.max_rows
+    self.is_async = are_disjoint(target, model)
     self._target_mesh = target.mesh
     # What the host decides must not be compiled in.
     self._compiled_tree = dataclasses.replace(
@@ -117,15 +91,15 @@ class TreeDraftRows:
       waits_for_misses=False,
       min_leaf_mass=0.0,
     )
-    self.max_context = max_context
-    self._timeline = timeline
+    self.max_context = config.max_context
+    self._timeline = setup.timeline
     self._call = operator.call
     self.state = tree_draft.init(
       model.config,
       self._compiled_tree,
       model.dtype,
       batch_size=num_rows,
-      capacity=max_context,
+      capacity=self.max_context,
       mesh=model.mesh,
     )
     self._is_busy = np.zeros(num_rows, bool)
@@ -150,16 +124,17 @@ class TreeDraftRows:
     twin._num_read = ahead_of_time.abstract(self._num_read)
     return twin
 
-  def begin_trial(
-    self, num_rows: int, num_known: int, *, clears_trees: bool = True
-  ) -> None:
-    """Pretends that the first rows know texts, and their trees are roots."""
+  def begin_trial(self, num_rows: int, num_known: int) -> None:
+    """Pretends that the first rows know texts.
+
+    Where the draft takes turns with the target, their trees are roots.
+    """
     num_all = len(self._is_busy)
     self._set_busy(np.arange(num_all) < num_rows)
     kv_lengths = np.where(self._is_busy, num_known - 1, 0).astype(np.int32)
     cache = self.state.cache.replace(kv_lengths=self._put(kv_lengths))
     self.state = self.state.replace(cache=cache)
-    if clears_trees:
+    if not self.is_async:
       roots = np.zeros(num_all, np.int32)
       tree = tree_draft.new_tree(self._compiled_tree, roots)
       self.state = self.state.replace(tree=self._put(tree))
@@ -189,7 +164,9 @@ class TreeDraftRows:
       )
       self.state = self.state.replace(**put)
 
-  def chunk(self, slot: int, start: int, size: int, texts: Texts) -> Chunk:
+  def chunk(
+    self, slot: int, start: int, size: int, texts: Texts
+  ) -> Callable[[], None]:
     """Enqueues that a part of a text goes to the draft.
 
     Args:
@@ -197,6 +174,9 @@ class TreeDraftRows:
       start: place of its first token in the text, or after it.
       size: C.
       texts: texts of the target.
+
+    Returns:
+      A function that enqueues the draft's forward over it.
     """
     start = self._start(start, size)
     chunk, features, self._num_read = self._call(
@@ -209,12 +189,21 @@ class TreeDraftRows:
       size=size,
     )
     chunk, features = self._send('text', (chunk, features))
-    return Chunk(
-      slot=slot,
-      context=self.context(start, size),
-      chunk=chunk,
-      features=features,
-    )
+
+    def read():
+      self.state = self._call(
+        read_row.read_row,
+        self._model.params,
+        self.state,
+        self._put(np.int32(slot)),
+        chunk,
+        features,
+        config=self._model.config,
+        tree_config=self._compiled_tree,
+        context=self.context(start, size),
+      )
+
+    return read
 
   def context(self, start: int, size: int) -> int:
     """Returns rows of the cache under the attention of a chunk.
@@ -228,20 +217,6 @@ class TreeDraftRows:
 
   def _start(self, start: int, size: int) -> int:
     return min(start, self.capacity - size)
-
-  def read(self, chunk: Chunk) -> None:
-    """Enqueues the draft's forward over a chunk."""
-    self.state = self._call(
-      read_row.read_row,
-      self._model.params,
-      self.state,
-      self._put(np.int32(chunk.slot)),
-      chunk.chunk,
-      chunk.features,
-      config=self._model.config,
-      tree_config=self._compiled_tree,
-      context=chunk.context,
-    )
 
   def advance(
     self,
