@@ -8,7 +8,7 @@ import pytest
 from swiftspec_jax import errors, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.scheduling.pages import PageAllocator, keys_of
+from swiftspec_jax.scheduling.page_table import NO_PAGE, PageTable, keys_of
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 
@@ -373,15 +373,14 @@ def test_random_traffic():
 
 
 def test_pages():
-  allocator = PageAllocator(4)
-  first = allocator.allocate(2)
-  assert first == [0, 1]
-  second = allocator.allocate(2)
-  assert allocator.num_free == 0
+  table = PageTable(num_slots=2, num_pages=4, page_size=4, max_context=16)
+  table.own(np.array([0]), np.array([8]))
+  assert table.pages[0].tolist() == [0, 1, NO_PAGE, NO_PAGE]
+  table.own(np.array([1]), np.array([5]))
+  assert table.num_free == 0
   with pytest.raises(ValueError, match='1 pages wanted, 0 are free'):
-    allocator.allocate(1)
-  allocator.free(first)
-  with pytest.raises(ValueError, match='freed twice'):
-    allocator.free([second[0], first[0]])
-  assert allocator.num_free == 2
-  assert sorted(allocator.allocate(2)) == [0, 1]
+    table.own(np.array([0]), np.array([9]))
+  table.disown(0)
+  assert table.num_free == 2
+  table.own(np.array([1]), np.array([16]))
+  assert sorted(table.pages[1]) == [0, 1, 2, 3]

@@ -22,7 +22,7 @@ from swiftspec_jax.drafters import draft_nodes
 from swiftspec_jax.engine.handles import Handle, Update
 from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Piece, Request, Source, source_of
-from swiftspec_jax.scheduling import pages
+from swiftspec_jax.scheduling import page_table
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step.verdicts import Verdicts
 
@@ -150,7 +150,7 @@ class Job:
     if self.num_known - self._num_paged < self._page_size:
       return []
     token_ids = self._distinct_tokens()[self._num_paged :]
-    keys = pages.keys_of(token_ids, self._page_size, self._last_key)
+    keys = page_table.keys_of(token_ids, self._page_size, self._last_key)
     self._num_paged += len(keys) * self._page_size
     self._last_key = keys[-1]
     return keys

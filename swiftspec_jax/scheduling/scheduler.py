@@ -126,7 +126,7 @@ class Scheduler:
       max_new_tokens: most tokens of the output, at least 1.
       max_speculative_tokens: longest draft that the request wants; None leaves
         it to the policy.
-      page_keys: `pages.keys_of` the prompt, if it may share pages.
+      page_keys: `page_table.keys_of` the prompt, if it may share pages.
       slo_tpot: seconds per output token that were promised; policies see them.
 
     Raises:
