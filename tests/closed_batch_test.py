@@ -14,7 +14,7 @@ from swiftspec_jax.drafters import engine_drafter, make_drafter
 from swiftspec_jax.drafters.device_drafter import OnDevices
 from swiftspec_jax.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.drafters.models.model_spec import ModelSpec, TargetSpec
+from swiftspec_jax.drafters.models.model_spec import ModelSpec
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.drafters.spec import DraftSpec
 from swiftspec_jax.policies.fixed_length import FixedLength
@@ -106,8 +106,7 @@ def test_no_draft_of_serving_is_left_out():
     make_drafter.spec_of(options.get('draft'), options.get('tree'))
     for options in DRAFTS.values()
   ]
-  kinds = {*DraftSpec.__subclasses__()}
-  kinds |= {*ModelSpec.__subclasses__(), *TargetSpec.__subclasses__()}
+  kinds = {*DraftSpec.__subclasses__(), *ModelSpec.__subclasses__()}
   left_out = {
     kind for kind in kinds if not any(isinstance(x, kind) for x in specs)
   }

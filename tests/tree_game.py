@@ -117,7 +117,6 @@ class Game:
     outcome, committed, surviving = oracle.reroot(verdict)
     assert moved.outcome[row] == outcome
     assert moved.num_committed[row] == len(committed)
-    assert moved.num_surviving[row] == len(surviving)
     path = committed + surviving
     assert moved.path[row, : len(path)].tolist() == path
     assert not moved.path[row, len(path) :].any()

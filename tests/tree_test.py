@@ -89,8 +89,8 @@ def tokens(tree, *status):
 
 def summary(moved):
   """The outcome, the rows that join the prefix, those that stay after it."""
-  ends = np.cumsum([moved.num_committed[0], moved.num_surviving[0]])
-  committed, surviving, _ = np.split(moved.path[0], ends)
+  committed, surviving = np.split(moved.path[0], [moved.num_committed[0]])
+  surviving = np.trim_zeros(surviving, 'b')
   return int(moved.outcome[0]), committed.tolist(), surviving.tolist()
 
 

@@ -112,25 +112,6 @@ def init(
   )
 
 
-def move(
-  cache: PagedCache, sources: jax.Array, targets: jax.Array
-) -> PagedCache:
-  """Returns the cache with tokens copied to other places.
-
-  Args:
-    cache: cache of which all places are read before any is written.
-    sources: i32[N] page * Z + offset.
-    targets: i32[N]; P * Z or more is written nowhere.
-  """
-  moved = functools.partial(
-    commit_reference.move,
-    sources=sources,
-    targets=targets,
-    page_size=cache.page_size,
-  )
-  return jax.tree.map(moved, cache)
-
-
 def commit(
   cache: PagedCache, sources: jax.Array, targets: jax.Array, *, kernels: str
 ) -> PagedCache:
@@ -145,7 +126,13 @@ def commit(
   """
   flat = sources.ravel(), targets.ravel()
   if sharding.sequence_devices(cache.sharding.mesh) > 1:
-    return move(cache, *flat)
+    move = functools.partial(
+      commit_reference.move,
+      sources=flat[0],
+      targets=flat[1],
+      page_size=cache.page_size,
+    )
+    return jax.tree.map(move, cache)
   moved = functools.partial(
     commit_api.paged_commit,
     sources=sources,

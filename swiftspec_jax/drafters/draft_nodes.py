@@ -1,6 +1,6 @@
 """Drafts for people who want to see them.
 
-Legend: K longest draft, T = K + 1 nodes.
+Legend: T nodes.
 """
 
 from collections.abc import Sequence
@@ -9,28 +9,6 @@ import numpy as np
 
 from swiftspec_jax import requests, types
 from swiftspec_jax.requests import DraftNode
-
-
-def of_chain(
-  token_ids: np.ndarray, num_accepted: int, *, by_model: bool
-) -> tuple[DraftNode, ...]:
-  """Returns the tokens of a chain.
-
-  Args:
-    token_ids: i32[any] that were verified.
-    num_accepted: number of them that were accepted.
-    by_model: whether a model has drafted them.
-  """
-  return tuple(
-    DraftNode(
-      token_id=token_id,
-      parent=i - 1,
-      source=requests.source_of(by_model),
-      prob=None,
-      is_accepted=i < num_accepted,
-    )
-    for i, token_id in enumerate(token_ids.tolist())
-  )
 
 
 def of_tree(

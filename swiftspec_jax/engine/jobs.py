@@ -24,6 +24,7 @@ from swiftspec_jax.model import Model
 from swiftspec_jax.requests import Piece, Request, Source, source_of
 from swiftspec_jax.scheduling import page_table
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step import slot_trees
 from swiftspec_jax.step.verdicts import Verdicts
 
 if TYPE_CHECKING:
@@ -204,12 +205,10 @@ class Job:
     if logprobs is not None:
       self._note_logprobs(logprobs, count)
     nodes = ()
-    if self.shows_drafts and num_drafted and tree is not None:
+    if self.shows_drafts and num_drafted:
+      if tree is None:
+        drafted = slot_trees.of_chains(drafted[None], is_looked_up=False)[0]
       nodes = draft_nodes.of_tree(drafted, num_drafted, path, by_model=by_model)
-    elif self.shows_drafts and num_drafted:
-      nodes = draft_nodes.of_chain(
-        drafted[:num_drafted], end - 1, by_model=by_model
-      )
     sources = [source_of(by_model and not x) for x in is_looked_up[1:]]
     self._send(
       num_before,

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from swiftspec_jax.tree import arrays
+
 PyTree = TypeVar('PyTree')
 
 
@@ -46,14 +48,10 @@ def append_tokens(
 ) -> Rows:
   """Writes the emitted of the tokens i32[B, T] after the known ones."""
   steps = jnp.arange(token_ids.shape[1])[None]
-  places = jnp.where(
-    steps < num_emitted[:, None],
-    rows.lengths[:, None] + steps,
-    rows.token_ids.shape[1],
-  )
-  batch = jnp.arange(token_ids.shape[0])[:, None]
+  places = rows.lengths[:, None] + steps
+  is_emitted = steps < num_emitted[:, None]
   return rows.replace(
-    token_ids=rows.token_ids.at[batch, places].set(token_ids, mode='drop'),
+    token_ids=arrays.put(rows.token_ids, places, token_ids, is_emitted),
     lengths=rows.lengths + num_emitted,
   )
 

@@ -52,10 +52,11 @@ def of_proposal(
   return token_ids, trees
 
 
-def of_chains(chains: types.Array) -> types.Array:
-  """Returns looked up chains i32[U, K] as a packed `types.TreeProposal`.
+def of_chains(chains: types.Array, *, is_looked_up: bool = True) -> types.Array:
+  """Returns chains i32[U, K] as a packed `types.TreeProposal`.
 
-  They end where a token is `types.PLACEHOLDER_TOKEN_ID`.
+  They end where a token is `types.PLACEHOLDER_TOKEN_ID`. `is_looked_up` says
+  whether they came of a text.
   """
   xp = jnp if isinstance(chains, jax.Array) else np
   num_slots, length = chains.shape
@@ -68,7 +69,7 @@ def of_chains(chains: types.Array) -> types.Array:
     pad(chains),
     pad(parents, constant_values=tree_lib.NO_PARENT),
     pad(depths),
-    is_looked_up=xp.ones((num_slots, length + 1), bool),
+    is_looked_up=xp.full((num_slots, length + 1), is_looked_up),
   ).pack()
 
 

@@ -34,7 +34,6 @@ from swiftspec_jax.tree.growth import (
   expand,
   expand_best,
   grow,
-  grow_fixed,
   leaf_mass,
   root_leaves,
 )

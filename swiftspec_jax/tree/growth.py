@@ -179,27 +179,6 @@ def expand_best(
   return expand(tree, leaves, child_token_ids, child_log_probs), carry
 
 
-def grow_fixed(
-  tree: state.DraftTree,
-  carry: Any,
-  draft_fn: DraftFn,
-  *,
-  num_steps: int,
-  width: int,
-  is_growing: jax.Array | bool = True,
-) -> tuple[state.DraftTree, Any]:
-  """Does what `grow` does, with `num_steps` forwards whatever trees become.
-
-  So the host can enqueue them all at once.
-  """
-  return jax.lax.fori_loop(
-    0,
-    num_steps,
-    lambda _, now: expand_best(*now, draft_fn, width, is_growing),
-    (tree, carry),
-  )
-
-
 def grow(
   tree: state.DraftTree,
   carry: Any,
@@ -207,7 +186,7 @@ def grow(
   *,
   num_steps: int | jax.Array,
   width: int,
-  num_nodes: int | jax.Array = 0,
+  num_nodes: int | jax.Array | None = 0,
   is_growing: jax.Array | bool = True,
   min_mass: jax.Array | None = None,
 ) -> tuple[state.DraftTree, Any]:
@@ -224,7 +203,8 @@ def grow(
     num_steps: i32[] number of draft forwards.
     width: W, leaves of a forward.
     num_nodes: size, or i32[B] sizes, that every tree must reach even if that
-      takes more steps.
+      takes more steps. None for a static `num_steps` of forwards whatever trees
+      become, so that the host can enqueue them all at once.
     is_growing: bool[B] rows that grow.
     min_mass: f32[] or f32[B] `leaf_mass` below which a tree of `num_nodes`
       stops (Dynamic Depth Decoding, arXiv 2409.00142); None for trees that
@@ -233,6 +213,13 @@ def grow(
   Returns:
     The tree, and the carry of the last call.
   """
+  if num_nodes is None:
+    return jax.lax.fori_loop(
+      0,
+      num_steps,
+      lambda _, now: expand_best(*now, draft_fn, width, is_growing),
+      (tree, carry),
+    )
 
   def rows_to_grow(step, tree):
     has_candidate = jnp.any(tree.status == state.CANDIDATE, axis=1)

@@ -26,7 +26,6 @@ class Reroot:
   # tokens were not expanded; one less at most, unless they are a chain's. They
   # then have to be forwarded before the new root.
   num_committed: jax.Array
-  num_surviving: jax.Array  # i32[B] expanded nodes of the new tree
 
 
 def reroot(
@@ -81,7 +80,6 @@ def reroot(
       places < 0, arrays.take(slots, rows), arrays.take(survivors, places)
     ),
     num_committed=num_committed,
-    num_surviving=subtree.num_expanded,
   )
   return _choose(is_hit, subtree, fresh), result
 

@@ -30,18 +30,3 @@ def check_fits(draft: Model, target: Model) -> None:
   """Raises UserError unless a model can draft for a target."""
   feature_draft.check_layers(draft, target)
   shared_vocabulary.check(target, draft)
-
-
-class TargetSpec(DraftSpec):
-  """Base of specs with which the target drafts for itself."""
-
-  needs_pages = True
-
-  def num_forwards(self, length: int) -> int:
-    return length
-
-  def sees_images(self, setup: Setup) -> bool:
-    return True
-
-  def model_for(self, target: Model) -> Model:
-    return target

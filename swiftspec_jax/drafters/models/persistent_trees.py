@@ -129,7 +129,7 @@ class PersistentTreeDrafter(EngineDrafter):
 
     Args:
       draft: model, and sizes of its trees.
-      setup: what it is made for.
+      setup: target, declared sizes and timeline.
 
     Raises:
       UserError: the trees are not as large as declared, or the models share a

@@ -27,8 +27,8 @@ from swiftspec_jax.drafters.models.draft_chain import ChainDrafter
 from swiftspec_jax.drafters.models.draft_forward import DraftRows, feed
 from swiftspec_jax.drafters.models.draft_prefill import DraftPrefill
 from swiftspec_jax.drafters.models.model_drafter import Unread
-from swiftspec_jax.drafters.models.model_spec import TargetSpec
-from swiftspec_jax.drafters.spec import Setup
+from swiftspec_jax.drafters.spec import DraftSpec, Setup
+from swiftspec_jax.model import Model
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes, padded
@@ -36,13 +36,15 @@ from swiftspec_jax.step.target import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SelfDraft(TargetSpec):
+class SelfDraft(DraftSpec):
   """Drafter of an engine.
 
   Attributes:
     num_sink_tokens: first tokens of a row that a draft sees, in whole pages.
     window: latest tokens that it sees at least.
   """
+
+  needs_pages = True
 
   num_sink_tokens: int = 16
   window: int = 496
@@ -53,6 +55,15 @@ class SelfDraft(TargetSpec):
       'window': (self.window >= 1, 'at least 1'),
     }
     errors.check_fields(self, checks)
+
+  def num_forwards(self, length: int) -> int:
+    return length
+
+  def sees_images(self, setup: Setup) -> bool:
+    return True
+
+  def model_for(self, target: Model) -> Model:
+    return target
 
   def make(self, setup: Setup) -> 'SelfDrafter':
     return SelfDrafter(self, setup.sizes, setup.target)

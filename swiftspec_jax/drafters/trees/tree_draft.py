@@ -302,17 +302,14 @@ def _grow(params, state, num_steps, num_nodes, min_mass, config, tree_config):
     children = children_fn(params, hidden, leaves, lengths, state.reference)
     return *children, (cache, features, num_forwards + 1)
 
-  grow = tree_lib.grow_fixed
-  if num_nodes is not None:
-    grow = functools.partial(
-      tree_lib.grow, num_nodes=num_nodes, min_mass=min_mass
-    )
-  tree, (cache, features, num_forwards) = grow(
+  tree, (cache, features, num_forwards) = tree_lib.grow(
     state.tree,
     (state.cache, state.features, jnp.int32(0)),
     draft_fn,
     num_steps=num_steps,
     width=tree_config.num_leaves,
+    num_nodes=num_nodes,
+    min_mass=min_mass,
     is_growing=is_ready | (state.tree.num_expanded > 0),
   )
   state = state.replace(tree=tree, cache=cache, features=features)

@@ -73,7 +73,8 @@ class TreeDraftRows:
     Args:
       model: model that drafts.
       tree: sizes of the trees.
-      setup: target on whose devices texts and proposals are, and sizes.
+      setup: target, on whose devices texts and proposals are, declared sizes
+        and timeline.
 
     Raises:
       UserError: the models share a part of their devices only.
