@@ -252,6 +252,7 @@ class TreeDraftRows:
     statics = {'num_steps': self._tree.num_turn_steps}
     if self.is_async:
       run, statics = tree_draft.advance, {}
+      # Without any tree the target waits in either case.
       wait_from = 1 if self._tree.waits_for_misses else is_busy.sum()
       counts = self._tree.num_restart_steps, wait_from
     dispatched = time.perf_counter()
