@@ -11,8 +11,8 @@ from engine_cases import (
   results_of,
   tokens_of,
 )
-from feature_draft_test import features_before, fed_pair, read
-from tree_cases import requests_of
+from feature_draft_test import features_before, read
+from tree_cases import fed_pair, requests_of
 
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine

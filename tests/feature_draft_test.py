@@ -8,15 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
-from engine_cases import RandomLengths
 from tree_cases import (
   CONFIG,
   DEVICES,
+  FEATURE_LAYERS,
   MIXED,
   TREE,
   Pauses,
+  fed_pair,
   pair,
   path_to,
+  plain,
   requests_of,
 )
 
@@ -25,47 +27,6 @@ from swiftspec_jax import errors, profiling, sharding, testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
 from swiftspec_jax.step import unread_tokens
-
-FEATURE_LAYERS = (0, 1)
-
-
-LOOKUP = {'prompt_lookup': True, 'suffix_lookup': True, 'width': 2}
-
-
-@functools.cache
-def fed_pair(target_devices, draft_devices, vocab_size=262):
-  """A target, and a draft of its weights that also reads its features."""
-  target, stand_alone = pair(
-    target_devices,
-    draft_devices,
-    vocab_size=vocab_size,
-    num_layers=2,
-  )
-  config = dataclasses.replace(
-    CONFIG,
-    vocab_size=vocab_size,
-    feature_layers=FEATURE_LAYERS,
-    feature_dim=len(FEATURE_LAYERS) * CONFIG.embed_dim,
-  )
-  draft = testing.random_model(
-    config,
-    seed=1,
-    name='head',
-    devices=jax.devices()[slice(*draft_devices)],
-  )
-  fusion = 0.12 * draft.params['feature_fusion']
-  params = {
-    **draft.params,
-    **stand_alone.params,
-    'feature_fusion': fusion,
-  }
-  return target, dataclasses.replace(draft, params=params)
-
-
-@functools.cache
-def plain():
-  """What plain decoding makes of the mixed requests."""
-  return run(ss.Decoder(fed_pair((0, 1), (0, 1))[0], batch_size=3), MIXED)
 
 
 def test_nothing_is_compiled_after_warmup():
@@ -79,50 +40,7 @@ def test_nothing_is_compiled_after_warmup():
   with profiling.count_compilations() as compilations:
     results = run(tree_decoder, MIXED)
   assert compilations.count == 0
-  assert_same(results, plain())
-
-
-@pytest.mark.parametrize(
-  ('mode', 'run_ahead', 'changes'),
-  [
-    ('serial', 1, {}),
-    ('async', 2, {}),
-    ('async', 1, LOOKUP | {'num_cache_rows': 4}),
-  ],
-)
-def test_output_is_that_of_plain_decoding(mode, run_ahead, changes):
-  """Greedy and sampled; rows of different lengths come and go."""
-  target, draft = fed_pair(*DEVICES[mode])
-  tree_decoder = ss.Decoder(
-    target,
-    draft,
-    tree=dataclasses.replace(TREE, **changes),
-    batch_size=3,
-    run_ahead=run_ahead,
-  )
-  results = run(tree_decoder, MIXED)
-  assert_same(results, plain())
-  if not changes:
-    assert sum(result.stats.num_accepted for result in results) > 20
-
-
-@pytest.mark.parametrize(('mode', 'run_ahead'), [('serial', 1), ('async', 2)])
-def test_pauses_change_no_token(mode, run_ahead):
-  """Drafts are mostly wrong, so that it stops and comes back."""
-  target, draft = fed_pair(*DEVICES[mode])
-  wrong = {**draft.params, 'final_norm': -draft.params['final_norm']}
-  draft = dataclasses.replace(draft, params=wrong)
-  tree_decoder = ss.Decoder(
-    target,
-    draft,
-    tree=TREE,
-    batch_size=3,
-    run_ahead=run_ahead,
-    policy=RandomLengths(0),
-  )
-  results = run(tree_decoder, MIXED)
-  assert_same(results, plain())
-  assert all(0 < r.stats.num_plain_rounds < r.stats.num_rounds for r in results)
+  assert_same(results, plain(2))
 
 
 def test_padded_splits():

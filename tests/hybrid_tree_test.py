@@ -1,48 +1,17 @@
 """Trees that the known text drafts, too: exact, and better where it copies."""
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
-from engine_cases import RandomLengths
-from tree_cases import DEVICES, TREE, pair, requests_of
+from tree_cases import HYBRID, TREE, pair, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import profiling, testing
 
 pytestmark = pytest.mark.usefixtures('no_programs')
-
-HYBRID = dataclasses.replace(TREE, prompt_lookup=True, suffix_lookup=True)
-REQUESTS = [*requests_of(3), *requests_of(2, temperature=1.0)]
-
-
-@functools.cache
-def plain():
-  return run(ss.Decoder(pair((0, 1), (0, 1))[0], batch_size=3), REQUESTS)
-
-
-@pytest.mark.parametrize(
-  ('mode', 'changes'),
-  [
-    ('serial', {}),
-    ('async', {}),
-    (
-      'async',
-      {'suffix_lookup': False, 'capacity': 20}
-      | {'num_nodes': 12, 'num_cache_rows': 6, 'width': 1},
-    ),
-  ],
-  ids=str,
-)
-def test_output_is_that_of_plain_decoding(mode, changes):
-  """Greedy and sampled; rows of different lengths come and go."""
-  target, draft = pair(*DEVICES[mode], 1)
-  tree = dataclasses.replace(HYBRID, **changes)
-  tree_decoder = ss.Decoder(target, draft, tree=tree, batch_size=3)
-  assert_same(run(tree_decoder, REQUESTS), plain())
 
 
 def test_splits_and_adaptive_sizes_are_compiled_by_warmup():
@@ -65,16 +34,6 @@ def test_splits_and_adaptive_sizes_are_compiled_by_warmup():
   for model, state in zip((target, draft), states, strict=True):
     for array in jax.tree.leaves(state):
       assert array.sharding.device_set == set(model.mesh.devices.flat)
-
-
-def test_pauses_change_no_token():
-  target, draft = pair(*DEVICES['async'], 1)
-  tree_decoder = ss.Decoder(
-    target, draft, tree=HYBRID, batch_size=3, policy=RandomLengths(0)
-  )
-  results = run(tree_decoder, REQUESTS)
-  assert_same(results, plain())
-  assert all(0 < r.stats.num_plain_rounds < r.stats.num_rounds for r in results)
 
 
 def table_pair(*tables):

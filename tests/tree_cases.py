@@ -6,6 +6,7 @@ import functools
 import decoding_cases
 import jax
 
+import swiftspec_jax as ss
 from swiftspec_jax import policies, testing
 from swiftspec_jax.config import TreeConfig
 
@@ -22,6 +23,8 @@ TREE = TreeConfig(
   num_cache_rows=32,
   prompt_lookup=False,
 )
+HYBRID = dataclasses.replace(TREE, prompt_lookup=True, suffix_lookup=True)
+FEATURE_LAYERS = (0, 1)
 # A program is compiled for its devices. The draft's, which take the longest,
 # are the same in both modes.
 DEVICES = {
@@ -47,6 +50,29 @@ def pair(
     devices=devices[slice(*draft_devices)],
   )
   return target, draft
+
+
+@functools.cache
+def fed_pair(target_devices, draft_devices, vocab_size=262):
+  """A target, and a draft of its weights that also reads its features."""
+  target, stand_alone = pair(
+    target_devices, draft_devices, vocab_size=vocab_size, num_layers=2
+  )
+  config = dataclasses.replace(
+    CONFIG,
+    vocab_size=vocab_size,
+    feature_layers=FEATURE_LAYERS,
+    feature_dim=len(FEATURE_LAYERS) * CONFIG.embed_dim,
+  )
+  draft = testing.random_model(
+    config,
+    seed=1,
+    name='head',
+    devices=jax.devices()[slice(*draft_devices)],
+  )
+  fusion = 0.12 * draft.params['feature_fusion']
+  params = {**draft.params, **stand_alone.params, 'feature_fusion': fusion}
+  return target, dataclasses.replace(draft, params=params)
 
 
 def requests_of(num_requests, **sampling):
@@ -77,6 +103,13 @@ MIXED = [
   *requests_of(1, temperature=1.0),
   *requests_of(1, temperature=0.7, top_k=20, top_p=0.9),
 ]
+
+
+@functools.cache
+def plain(num_layers=1):
+  """What plain decoding makes of the mixed requests."""
+  target, _ = pair((0, 1), (0, 1), num_layers=num_layers)
+  return decoding_cases.run(ss.Decoder(target, batch_size=3), MIXED)
 
 
 class Pauses(policies.Policy):

@@ -1,7 +1,6 @@
 """Serial and asynchronous tree decoding: exact in all settings."""
 
 import dataclasses
-import functools
 import itertools
 
 import jax
@@ -9,37 +8,80 @@ import numpy as np
 import pytest
 from decoding_cases import assert_same, run
 from engine_cases import RandomLengths
-from tree_cases import DEVICES, MIXED, TREE, pair, requests_of
+from tree_cases import (
+  DEVICES,
+  HYBRID,
+  MIXED,
+  TREE,
+  fed_pair,
+  pair,
+  plain,
+  requests_of,
+)
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
 
+SMALL = dataclasses.replace(
+  HYBRID,
+  suffix_lookup=False,
+  capacity=20,
+  num_nodes=12,
+  num_cache_rows=6,
+  width=1,
+)
+FED_HYBRID = dataclasses.replace(HYBRID, width=2, num_cache_rows=4)
 
-@functools.cache
-def plain():
-  """What plain decoding makes of the mixed requests."""
-  return run(ss.Decoder(pair((0, 1), (0, 1))[0], batch_size=3), MIXED)
 
-
-OWN_DRAFT, BAD_DRAFT = 0, 1  # seeds
+def draft_of(kind, mode):
+  """A target, and a draft of its weights, its features or neither."""
+  if 'features' not in kind:
+    return pair(*DEVICES[mode], int(kind == 'bad'))
+  target, draft = fed_pair(*DEVICES[mode])
+  if kind == 'wrong_features':  # so that speculation stops and comes back
+    wrong = {**draft.params, 'final_norm': -draft.params['final_norm']}
+    draft = dataclasses.replace(draft, params=wrong)
+  return target, draft
 
 
 @pytest.mark.parametrize(
-  ('mode', 'draft_seed', 'run_ahead'),
+  ('mode', 'kind', 'run_ahead', 'tree', 'pauses'),
   [
-    ('serial', BAD_DRAFT, 2),
-    ('async', BAD_DRAFT, 0),
-    ('async', OWN_DRAFT, 1),
+    ('serial', 'bad', 2, TREE, False),
+    ('async', 'bad', 0, TREE, False),
+    ('async', 'own', 1, TREE, False),
+    ('serial', 'bad', 2, TREE, True),
+    ('async', 'own', 1, TREE, True),
+    ('serial', 'bad', 1, HYBRID, False),
+    ('async', 'bad', 1, HYBRID, False),
+    ('async', 'bad', 1, SMALL, False),
+    ('async', 'bad', 1, HYBRID, True),
+    ('serial', 'features', 1, TREE, False),
+    ('async', 'features', 2, TREE, False),
+    ('async', 'features', 1, FED_HYBRID, False),
+    ('serial', 'wrong_features', 1, TREE, True),
+    ('async', 'wrong_features', 2, TREE, True),
   ],
 )
-def test_output_is_that_of_plain_decoding(mode, draft_seed, run_ahead):
+def test_output_is_that_of_plain_decoding(mode, kind, run_ahead, tree, pauses):
   """Greedy and sampled; rows of different lengths come and go."""
-  target, draft = pair(*DEVICES[mode], draft_seed)
+  target, draft = draft_of(kind, mode)
   tree_decoder = ss.Decoder(
-    target, draft, tree=TREE, batch_size=3, run_ahead=run_ahead
+    target,
+    draft,
+    tree=tree,
+    batch_size=3,
+    run_ahead=run_ahead,
+    policy=RandomLengths(0) if pauses else None,
   )
-  assert_same(run(tree_decoder, MIXED), plain())
+  results = run(tree_decoder, MIXED)
+  assert_same(results, plain(target.config.num_layers))
   assert tree_decoder.engine.drafter.rows.is_async == (mode == 'async')
+  stats = [result.stats for result in results]
+  if pauses:
+    assert all(0 < s.num_plain_rounds < s.num_rounds for s in stats)
+  elif kind == 'features' and tree is TREE:
+    assert sum(s.num_accepted for s in stats) > 20
 
 
 @pytest.mark.parametrize('batch_size', [1, 3])
@@ -187,26 +229,6 @@ def test_penalties_hold_on_asynchronous_trees():
   assert_same(results, run(ss.Decoder(target, batch_size=2), requests))
   outputs = [result.token_ids for result in results[:3]]
   assert len(set(outputs)) == 3  # each of them tells
-
-
-@pytest.mark.parametrize(
-  ('mode', 'draft_seed', 'run_ahead'),
-  [('serial', BAD_DRAFT, 2), ('async', OWN_DRAFT, 1)],
-)
-def test_pauses_change_no_token(mode, draft_seed, run_ahead):
-  """Speculation stops where drafts are wrong."""
-  target, draft = pair(*DEVICES[mode], draft_seed)
-  tree_decoder = ss.Decoder(
-    target,
-    draft,
-    tree=TREE,
-    batch_size=3,
-    run_ahead=run_ahead,
-    policy=RandomLengths(0),
-  )
-  results = run(tree_decoder, MIXED)
-  assert_same(results, plain())
-  assert all(0 < r.stats.num_plain_rounds < r.stats.num_rounds for r in results)
 
 
 @pytest.mark.parametrize('mode', DEVICES)
