@@ -2,12 +2,23 @@
 
 import json
 
+import jax
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
 from swiftspec_jax import testing
+from swiftspec_jax.models.matrices import transposed
 
 NUM_OUTPUTS = 100  # tokens that a draft can propose, if not all
+MATRICES = {
+  'qkv',
+  'attention_out',
+  'gate_up',
+  'down',
+  'experts_gate',
+  'experts_up',
+  'experts_down',
+}
 
 
 class Random:
@@ -74,3 +85,30 @@ def write_pair(directory, family, quantize, options, changes=None, **config):
   safetensors_numpy.save_file(weights, plain / 'model.safetensors')
   change_config(stored, quantization_config=options)
   return stored, plain
+
+
+def assert_weights(model, plain, dtype):
+  """Quantized matrices of a model stand for exactly the weights of another."""
+  layers, others = (
+    transposed.undone(jax.device_get(x.params))['layers']
+    for x in (model, plain)
+  )
+  for layer, other in zip(layers, others, strict=True):
+    for name, expected in other.items():
+      weights = layer[name]
+      if name in MATRICES:
+        assert weights.values.dtype == dtype
+        weights = dense(weights)
+        if 'experts' not in name:
+          weights = np.moveaxis(weights, 0, 1).reshape(expected.shape)
+      np.testing.assert_array_equal(weights, expected)
+
+
+def dense(matrix):
+  """The weights [P, K, N] of a quantized matrix."""
+  values = matrix.values.astype(np.float32)
+  size = values.shape[1] // matrix.scales.shape[1]
+  weights = values * np.repeat(matrix.scales, size, axis=1)
+  if getattr(matrix, 'offsets', None) is not None:
+    weights += np.repeat(matrix.offsets, size, axis=1)
+  return weights

@@ -4,13 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_cases import change_config, write_pair
+from checkpoint_cases import assert_weights, change_config, write_pair
 from models_test import chain, tree
 
 import swiftspec_jax as ss
-from kernels_pallas.quantized_matmul import reference
 from swiftspec_jax import errors
-from swiftspec_jax.models.matrices import transposed
 
 SIZES = {'num_hidden_layers': 1, 'hidden_size': 64, 'intermediate_size': 96}
 
@@ -37,7 +35,6 @@ def options_of(**weights):
   }
 
 
-widened = jax.jit(reference.widened)
 # Name: inputs that share a scale (None: all, 0: outputs, too), whether packed.
 CASES = {'channel': (None, False), 'tensor': (0, False), 'group': (16, True)}
 
@@ -81,17 +78,7 @@ def test_weights_are_those_of_the_format(tmp_path, case):
   stored, plain = write(tmp_path, case, family)
   model, wide = ss.load(stored), ss.load(plain)
   assert model.config.weight_dtype == 'int8'
-  layer = model.params['layers'][0]
-  params = transposed.undone(jax.device_get(wide.params))
-  for name, expected in params['layers'][0].items():
-    if not hasattr(layer[name], 'values'):
-      np.testing.assert_array_equal(layer[name], expected)
-      continue
-    assert layer[name].values.dtype == jnp.int8
-    weights = np.asarray(widened(layer[name].values, layer[name].scales))
-    if 'experts' not in name:
-      weights = np.moveaxis(weights, 0, 1).reshape(expected.shape)
-    np.testing.assert_array_equal(weights, expected)
+  assert_weights(model, wide, jnp.int8)
   two = ss.load(stored, devices=jax.devices()[:2])
   for each in (model, two):
     np.testing.assert_allclose(chain(each, 8), chain(wide, 8), atol=1e-4)

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoint_cases import change_config, write_pair
+from checkpoint_cases import MATRICES, assert_weights, change_config, write_pair
 from models_test import IDS, chain, tree
 
 import swiftspec_jax as ss
-from kernels_pallas.quantized_matmul import reference
 from swiftspec_jax import errors
 from swiftspec_jax.models.matrices import transposed
 
@@ -31,16 +30,6 @@ WEIGHTS = {
   'group_size': None,
   'observer': 'minmax',
 }
-MATRICES = {
-  'qkv',
-  'attention_out',
-  'gate_up',
-  'down',
-  'experts_gate',
-  'experts_up',
-  'experts_down',
-}
-widened = jax.jit(reference.widened)
 # Name: the config, outputs and inputs of a block, suffix and dtype of scales.
 CASES = {
   'blocks': (FP8, (20, 12), '_scale_inv', ml_dtypes.bfloat16),
@@ -135,16 +124,7 @@ def test_weights_are_those_of_the_format(tmp_path, case):
   stored, plain = write(tmp_path, case, family)
   model, wide = ss.load(stored), ss.load(plain)
   assert model.config.weight_dtype == 'float8'
-  params = transposed.undone(jax.device_get(wide.params))
-  for layer, other in zip(
-    model.params['layers'], params['layers'], strict=True
-  ):
-    for name in other.keys() & MATRICES:
-      matrix, expected = layer[name], other[name]
-      weights = np.asarray(widened(matrix.values, matrix.scales))
-      if 'experts' not in name:
-        weights = np.moveaxis(weights, 0, 1).reshape(expected.shape)
-      np.testing.assert_array_equal(weights, expected)
+  assert_weights(model, wide, jnp.float8_e4m3fn)
   again = ss.load(stored, weight_dtype='wide')
   assert again.config == wide.config
   jax.tree.map(np.testing.assert_array_equal, again.params, wide.params)

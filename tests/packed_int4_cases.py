@@ -1,10 +1,7 @@
 """Packs matrices as AWQ and GPTQ checkpoints do, number by number."""
 
 import numpy as np
-from checkpoint_cases import change_config
-from safetensors import numpy as safetensors_numpy
-
-from swiftspec_jax import testing
+from checkpoint_cases import write_pair
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 OPTIONS = {
@@ -90,23 +87,14 @@ def pack(kind, integers, zeros, scales):
 
 
 def write(directory, kind, family, *, group_size, is_symmetric=False, **config):
-  """Writes a packed checkpoint, and beside it one of the same weights.
+  """Writes a packed checkpoint, and beside it one of the same weights."""
 
-  Returns:
-    Both directories.
-  """
-  packed, plain = directory / 'packed', directory / 'plain'
-  for path in (packed, plain):
-    testing.write_tiny_checkpoint(path, family, **config)
-  stacked = safetensors_numpy.load_file(plain / 'model.safetensors')
-  weights = one_by_one(stacked)
-  generator = np.random.default_rng(0)
-  stored = {}
-  for name, weight in sorted(weights.items()):
+  def quantize(name, weight, generator):
+    if weight.ndim == 3:
+      return quantize_experts(name, weight, generator)
     base = name.removesuffix('.weight')
     if not base.endswith('_proj'):
-      stored[name] = weight
-      continue
+      return None
     num_outputs, num_inputs = weight.shape
     size = num_inputs if group_size == -1 else group_size
     shape = num_inputs // size, num_outputs
@@ -118,56 +106,29 @@ def write(directory, kind, family, *, group_size, is_symmetric=False, **config):
       zeros = generator.integers(least, least + 16, shape)
     scales = generator.uniform(0.5, 1.5, shape) * num_inputs**-0.5 / 4
     scales = scales.astype(np.float16)
-    for part, tensor in pack(kind, integers, zeros, scales).items():
-      stored[f'{base}.{part}'] = tensor
+    tensors = pack(kind, integers, zeros, scales)
     group_of = np.arange(num_inputs) // size
     if kind.startswith('gptq'):
-      stored[f'{base}.g_idx'] = group_of.astype(np.int32)
-    weights[name] = np.ascontiguousarray(
-      ((integers - zeros[group_of]) * scales[group_of].astype(np.float32)).T,
-      np.float32,
+      tensors['g_idx'] = group_of.astype(np.int32)
+    wide = (integers - zeros[group_of]) * scales[group_of].astype(np.float32)
+    return (
+      np.ascontiguousarray(wide.T, np.float32),
+      {f'{base}.{part}': tensor for part, tensor in tensors.items()},
     )
-  safetensors_numpy.save_file(stored, packed / 'model.safetensors')
-  weights = stack(weights, stacked)
-  safetensors_numpy.save_file(weights, plain / 'model.safetensors')
-  change_config(
-    packed, quantization_config=options_of(kind, group_size, is_symmetric)
-  )
-  return packed, plain
 
+  def quantize_experts(name, weight, generator):
+    """Of Llama 4: a tensor of all experts is stored matrix by matrix."""
+    start, stacked = name.rsplit('.', 1)
+    parts = ['gate', 'up'] if stacked == 'gate_up_proj' else ['down']
+    wide, stored = np.zeros_like(weight), {}
+    for i, matrix in enumerate(wide):
+      pieces = np.split(matrix.T, len(parts))
+      for part, piece in zip(parts, pieces, strict=True):
+        piece[:], tensors = quantize(
+          f'{start}.{i}.{part}_proj.weight', piece, generator
+        )
+        stored |= tensors
+    return wide, stored
 
-def one_by_one(weights):
-  """Returns the tensors with those of all experts (Llama 4) cut in matrices."""
-  found = {}
-  for name, array in weights.items():
-    start, kind = name.rsplit('.', 1)
-    if array.ndim < 3:
-      found[name] = array
-      continue
-    for i, matrix in enumerate(array):
-      names = ['gate', 'up'] if kind == 'gate_up_proj' else ['down']
-      for part, piece in zip(
-        names, np.split(matrix.T, len(names)), strict=True
-      ):
-        found[f'{start}.{i}.{part}_proj.weight'] = np.ascontiguousarray(piece)
-  return found
-
-
-def stack(weights, like):
-  """Undoes `one_by_one`."""
-  found = {}
-  for name, array in like.items():
-    start, kind = name.rsplit('.', 1)
-    if array.ndim < 3:
-      found[name] = weights[name]
-      continue
-    names = ['gate', 'up'] if kind == 'gate_up_proj' else ['down']
-    found[name] = np.ascontiguousarray(
-      [
-        np.concatenate(
-          [weights[f'{start}.{i}.{part}_proj.weight'] for part in names]
-        ).T
-        for i in range(len(array))
-      ]
-    )
-  return found
+  options = options_of(kind, group_size, is_symmetric)
+  return write_pair(directory, family, quantize, options, **config)

@@ -5,29 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import packed_int4_cases as cases
 import pytest
-from checkpoint_cases import change_config
+from checkpoint_cases import MATRICES, assert_weights, change_config
 from models_test import chain, tree
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors
-from swiftspec_jax.models.matrices import transposed
 
 # What a family has beside its layers is another part of the loader.
-SIZES = {'hidden_size': 64, 'intermediate_size': 96}
-EXPERT_SIZES = SIZES | {'moe_intermediate_size': 32, 'num_hidden_layers': 1}
-
-
-def dense(matrix):
-  """The weights [K, outputs] of a matrix."""
-  matrix = jax.device_get(matrix)
-  values = matrix.values.astype(np.float32)
-  size = values.shape[1] // matrix.scales.shape[1]
-  weights = values * np.repeat(matrix.scales, size, axis=1)
-  if matrix.offsets is not None:
-    weights += np.repeat(matrix.offsets, size, axis=1)
-  weights = np.moveaxis(weights, 1, 0)
-  return weights.reshape(len(weights), *matrix.out_shape)
+SIZES = {'num_hidden_layers': 1, 'hidden_size': 64, 'intermediate_size': 96}
+EXPERT_SIZES = SIZES | {'moe_intermediate_size': 32}
 
 
 def test_a_word_by_hand():
@@ -39,11 +26,16 @@ def test_a_word_by_hand():
 
 @pytest.mark.parametrize('kind', cases.OPTIONS)
 @pytest.mark.parametrize(
-  ('family', 'group_size', 'is_symmetric'),
-  [('qwen2', 16, False), ('llama', 32, True), ('llama', -1, False)],
+  ('family', 'group_size', 'is_symmetric', 'sizes'),
+  [
+    ('qwen2', 16, False, SIZES),
+    ('llama', 32, True, SIZES),
+    ('llama', -1, False, SIZES),
+    ('qwen3_moe', 16, False, EXPERT_SIZES),
+  ],
 )
 def test_weights_are_those_of_the_format(
-  tmp_path, kind, family, group_size, is_symmetric
+  tmp_path, kind, family, group_size, is_symmetric, sizes
 ):
   packed, plain = cases.write(
     tmp_path,
@@ -51,40 +43,14 @@ def test_weights_are_those_of_the_format(
     family,
     group_size=group_size,
     is_symmetric=is_symmetric,
-    num_hidden_layers=1,
-    **SIZES,
+    **sizes,
   )
-  model, wide = ss.load(packed), ss.load(plain)
+  model = ss.load(packed)
   assert model.config.weight_dtype == 'int4'
-  expected_params = transposed.undone(jax.device_get(wide.params))
-  for layer, other in zip(
-    model.params['layers'], expected_params['layers'], strict=True
-  ):
-    for name in ('qkv', 'attention_out', 'gate_up', 'down'):
-      matrix, expected = layer[name], other[name]
-      assert matrix.values.dtype == jnp.int4
-      assert (matrix.offsets is None) == is_symmetric
-      weights = dense(matrix)
-      np.testing.assert_array_equal(weights, expected.reshape(weights.shape))
-
-
-@pytest.mark.parametrize('kind', cases.OPTIONS)
-def test_experts_are_those_of_the_format(tmp_path, kind):
-  packed, plain = cases.write(
-    tmp_path, kind, 'qwen3_moe', group_size=16, **EXPERT_SIZES
-  )
-  model, wide = ss.load(packed), ss.load(plain)
-  assert model.config.weight_dtype == 'int4'
-  layer, other = model.params['layers'][0], wide.params['layers'][0]
-  np.testing.assert_array_equal(layer['router'], other['router'])
-  for name in ('experts_gate', 'experts_up', 'experts_down'):
-    matrix = jax.device_get(layer[name])
-    assert matrix.values.dtype == jnp.int4
-    scales, offsets = (
-      np.repeat(x, 16, axis=1) for x in (matrix.scales, matrix.offsets)
-    )
-    weights = matrix.values.astype(np.float32) * scales + offsets
-    np.testing.assert_array_equal(weights, other[name])
+  assert_weights(model, ss.load(plain), jnp.int4)
+  for layer in model.params['layers']:
+    for name in layer.keys() & MATRICES:
+      assert (layer[name].offsets is None) == is_symmetric
 
 
 def test_logits_of_experts_are_those_of_the_weights(tmp_path):
@@ -119,9 +85,7 @@ def test_matrices_may_be_as_they_were(tmp_path):
 
 def test_logits_are_those_of_the_weights(tmp_path):
   """In chunks and in a tree, over more devices than kv heads."""
-  packed, plain = cases.write(
-    tmp_path, 'awq', 'qwen2', group_size=32, num_hidden_layers=1, **SIZES
-  )
+  packed, plain = cases.write(tmp_path, 'awq', 'qwen2', group_size=32, **SIZES)
   model = ss.load(packed, devices=jax.devices()[:3])
   wide = ss.load(plain)
   np.testing.assert_allclose(chain(model, 8), chain(wide, 8), atol=1e-4)
