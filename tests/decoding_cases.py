@@ -4,6 +4,9 @@ import numpy as np
 
 import swiftspec_jax as ss
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+from swiftspec_jax.step.program_sizes import ProgramSizes
 
 # A layer more is a fifth more to compile; tests of caches take two.
 CONFIG = ModelConfig(
@@ -17,6 +20,19 @@ CONFIG = ModelConfig(
   ffw_dim=64,
   max_context=512,
 )
+
+
+def sizes_of(num_pages, max_context, page_size=16, contexts=None, **buckets):
+  """Sizes of an engine's programs; by default all are for the longest text."""
+  return ProgramSizes(
+    scheduler=SchedulerConfig(
+      buckets=StepBuckets(**buckets),
+      num_pages=num_pages,
+      max_context=max_context,
+      page_size=page_size,
+    ),
+    contexts=(max_context,) if contexts is None else contexts,
+  )
 
 
 def requests_of(num_requests, longest_prompt=90, **sampling):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from checkpoint_cases import change_config
 from decoding_cases import assert_same, run
-from engine_cases import RandomLengths, make_sizes, results_of
+from engine_cases import ALL_OR_NONE, RandomLengths, make_engine, results_of
 from engine_feature_test import record_drafts
 from feature_draft_test import read
 from safetensors import numpy as safetensors_numpy
@@ -19,7 +19,6 @@ from tree_cases import CONFIG, DEVICES, MIXED, TREE, requests_of
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
 from swiftspec_jax.config.architecture import Eagle3, RopeScaling
-from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 
 VOCAB_SIZE, WIDTH = CONFIG.vocab_size, CONFIG.embed_dim
@@ -225,8 +224,7 @@ def test_drafts_of_engines_are_those_of_the_oracle(directory):
   """After steps without drafts, preemption and prompts that share pages."""
   weights, target, draft = small_pair(directory)
   table = np.asarray(target.params['embedding'])
-  sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
-  engine = Engine(target, draft, sizes=sizes, policy=RandomLengths(0))
+  engine = make_engine(draft, RandomLengths(0), ALL_OR_NONE, target)
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
   results = results_of(engine, requests)

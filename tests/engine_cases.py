@@ -4,11 +4,10 @@ import dataclasses
 
 import jax
 import numpy as np
-from decoding_cases import CONFIG
+from decoding_cases import CONFIG, sizes_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import policies, testing, types
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.self_draft import SelfDraft
@@ -16,8 +15,6 @@ from swiftspec_jax.drafters.texts.datastore import Datastore
 from swiftspec_jax.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.drafters.texts.token_store import TokenStore
 from swiftspec_jax.engine.engine import Engine
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.step.program_sizes import ProgramSizes
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
 BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')
@@ -66,6 +63,7 @@ NUM_PAGES = 40
 
 CHAINS = {'rows': (1, 4), 'lengths': (0, 1, 2, 3)}
 FEW = {**CHAINS, 'rows': (4,)}  # of the rows, and of the contexts
+ALL_OR_NONE = {'rows': (4,), 'lengths': (0, 3)}
 ONE_CONTEXT = dict(CHAINS)
 # Programs that grow trees take long to compile, so there are few.
 TREES = {
@@ -77,21 +75,18 @@ TREES = {
 
 def make_sizes(num_pages=NUM_PAGES, query_tokens=(24,), drafts=CHAINS):
   """Few programs, all small; pages are short, so that rows own several."""
-  return ProgramSizes(
-    scheduler=SchedulerConfig(
-      buckets=StepBuckets(query_tokens=query_tokens, **drafts),
-      num_pages=num_pages,
-      max_context=MAX_CONTEXT,
-      page_size=8,
-    ),
-    contexts=(64, MAX_CONTEXT) if drafts is CHAINS else (MAX_CONTEXT,),
+  contexts = (64, MAX_CONTEXT) if drafts is CHAINS else (MAX_CONTEXT,)
+  return sizes_of(
+    num_pages, MAX_CONTEXT, 8, contexts, query_tokens=query_tokens, **drafts
   )
 
 
-def make_engine(draft=None, policy=None, chains=CHAINS, **options):
+def make_engine(
+  draft=None, policy=None, chains=CHAINS, target=TARGET, **options
+):
   drafts = TREES if make_drafter.spec_of(draft).makes_trees else chains
   sizes = make_sizes(drafts=drafts)
-  return Engine(TARGET, draft, sizes=sizes, policy=policy, **options)
+  return Engine(target, draft, sizes=sizes, policy=policy, **options)
 
 
 class RandomLengths(policies.Policy):

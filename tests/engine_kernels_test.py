@@ -7,40 +7,25 @@ import functools
 import jax
 import kernels_test
 import pytest
-from decoding_cases import assert_same, run
+from decoding_cases import assert_same, run, sizes_of
 from engine_cases import results_of
 from jax.experimental.pallas import tpu as pltpu
 
 import swiftspec_jax as ss
 from kernels_pallas import dispatch, registry
 from swiftspec_jax import errors, testing
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters.texts.datastore import Datastore
 from swiftspec_jax.drafters.texts.token_store import TokenStore
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models.matrices import transposed
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import target_forward
-from swiftspec_jax.step.program_sizes import ProgramSizes
 
 CONFIG = dataclasses.replace(
   kernels_test.CONFIG, vocab_size=262, sliding_window=24
 )
 TARGET = testing.random_model(CONFIG, name='target')
-SIZES = ProgramSizes(
-  scheduler=SchedulerConfig(
-    buckets=StepBuckets(
-      rows=(2,),
-      query_tokens=(24,),
-      lengths=(0, 1, 2, 3),
-    ),
-    num_pages=8,
-    max_context=64,
-    page_size=16,
-  ),
-  contexts=(64,),
-)
+SIZES = sizes_of(8, 64, rows=(2,), query_tokens=(24,), lengths=(0, 1, 2, 3))
 
 
 @contextlib.contextmanager

@@ -20,11 +20,9 @@ from engine_cases import (
   FEW,
   MAX_CONTEXT,
   TARGET,
-  TREES,
   RandomLengths,
   assert_empty,
   make_engine,
-  make_sizes,
   random_requests,
   results_of,
 )
@@ -33,7 +31,6 @@ import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine import background
-from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.step import slot_sampling
 
@@ -206,8 +203,7 @@ def test_steps_without_drafts_leave_the_draft_alone():
 def test_a_row_without_a_draft_decodes():
   """Rows that have no match, beside others that have one."""
   draft = ss.PromptLookup(prompt_lookup_min=1)
-  sizes = make_sizes(drafts=FEW)
-  engine = Engine(CIRCLE, draft, sizes=sizes, policy=FixedLength(3))
+  engine = make_engine(draft, FixedLength(3), FEW, CIRCLE)
   prompts = 'a', 'abcdefghab'
   handles = [
     engine.submit(ss.Request(token_ids=letters(p), sampling=LONG))
@@ -314,8 +310,7 @@ def test_sliding_windows(is_tree, window):
   draft = DRAFTS['lookup']
   if is_tree:
     draft = TreeDraft(model=model, width=3, branching=2)
-  sizes = make_sizes(drafts=TREES if is_tree else FEW)
-  engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
+  engine = make_engine(draft, FixedLength(3), FEW, model)
   assert_same(results_of(engine, requests), alone(requests, model))
 
 

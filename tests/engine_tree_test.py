@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from decoding_cases import sizes_of
 from decoding_test import markov_table
 from engine_cases import NEAR_TARGET, RandomLengths
 from engine_test import alone
@@ -11,14 +12,11 @@ from serving_cases import linear_costs
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.estimators import TreeEstimator
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.step.program_sizes import ProgramSizes
 
 SIZE = 7  # tokens of the tables
 LENGTHS = tuple(range(9))
@@ -29,19 +27,14 @@ MODEL_ALONE = {'prompt_lookup': False}
 
 
 def make_sizes():
-  return ProgramSizes(
-    scheduler=SchedulerConfig(
-      buckets=StepBuckets(
-        rows=(4,),
-        query_tokens=(6, 40),
-        lengths=LENGTHS,
-        draft_steps=tuple(min(length, 3) for length in LENGTHS),
-      ),
-      num_pages=40,
-      max_context=64,
-      page_size=4,
-    ),
-    contexts=(64,),
+  return sizes_of(
+    num_pages=40,
+    max_context=64,
+    page_size=4,
+    rows=(4,),
+    query_tokens=(6, 40),
+    lengths=LENGTHS,
+    draft_steps=tuple(min(length, 3) for length in LENGTHS),
   )
 
 

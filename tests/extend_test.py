@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding_cases import sizes_of
 from jax.experimental.pallas import tpu as pltpu
 from safetensors import numpy as safetensors_numpy
 
@@ -17,12 +18,9 @@ import swiftspec_jax as ss
 from kernels_pallas import comparison, dispatch, registry
 from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import hf
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import families
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.server import metrics
-from swiftspec_jax.step.program_sizes import ProgramSizes
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'extend.md'
 EXAMPLES = dict(
@@ -63,16 +61,8 @@ def plain_outputs():
 
 def serve(draft, policy, run_ahead=0):
   """Returns engine, handles and the record of each step; two rows decode."""
-  sizes = ProgramSizes(
-    scheduler=SchedulerConfig(
-      buckets=StepBuckets(
-        rows=(2,), query_tokens=(12,), lengths=(0, 1, 2, 3, 4)
-      ),
-      num_pages=16,
-      max_context=64,
-    ),
-    contexts=(64,),
-  )
+  lengths = (0, 1, 2, 3, 4)
+  sizes = sizes_of(16, 64, rows=(2,), query_tokens=(12,), lengths=lengths)
   engine = Engine(CYCLE, draft, sizes=sizes, policy=policy, run_ahead=run_ahead)
   sampling = ss.SamplingParams(max_new_tokens=20)
   handles = [

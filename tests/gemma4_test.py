@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import transformers
 from decoding_cases import assert_same, requests_of, run
-from engine_cases import TREES, make_sizes, results_of
+from engine_cases import make_engine, results_of
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
@@ -22,7 +22,6 @@ from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.config.architecture import Experts, Gemma4, RopeScaling
 from swiftspec_jax.distillation.student import StudentConfig
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import families, layers
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.policies.fixed_length import FixedLength
@@ -135,8 +134,7 @@ def test_pages_hold_heads_of_two_sizes(tmp_path):
   model = ss.load(tmp_path, devices=jax.devices()[:2])
   requests = requests_of(4, longest_prompt=40, max_new_tokens=24)
   draft = TreeDraft(model=model, width=3, branching=2)
-  sizes = make_sizes(drafts=TREES)
-  engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
+  engine = make_engine(draft, FixedLength(3), target=model)
   wanted = run(ss.Decoder(alone, batch_size=4), requests)
   assert_same(results_of(engine, requests), wanted)
 

@@ -14,14 +14,13 @@ import pytest
 from decoding_cases import assert_same, run
 from eagle3_cases import attend, gated, rotate
 from eagle3_test import chain_of, features_of
-from engine_cases import RandomLengths, make_sizes, results_of
+from engine_cases import ALL_OR_NONE, RandomLengths, make_engine, results_of
 from engine_feature_test import record_drafts
 from safetensors import numpy as safetensors_numpy
 from tree_cases import requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.engine.engine import Engine
 
 WIDTH, FFW, HEAD_DIM, NUM_LAYERS, LENGTH = 32, 48, 8, 2, 4
 START = 'model.mtp_layers.0.'
@@ -174,8 +173,7 @@ def test_the_target_is_one_of_qwen_2(tmp_path, pair_of):
 def test_drafts_of_engines_are_those_of_the_oracle(weights, pair_of):
   """After steps without drafts, preemption and prompts that share pages."""
   target, draft = pair_of()
-  sizes = make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
-  engine = Engine(target, draft, sizes=sizes, policy=RandomLengths(0))
+  engine = make_engine(draft, RandomLengths(0), ALL_OR_NONE, target)
   found = record_drafts(engine)
   requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
   results = results_of(engine, requests)

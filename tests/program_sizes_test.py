@@ -2,20 +2,12 @@
 
 import numpy as np
 import pytest
-
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.step.program_sizes import ProgramSizes
+from decoding_cases import sizes_of
 
 
 def make_sizes(num_pages):
-  buckets = StepBuckets(rows=(1, 4), query_tokens=(8,), lengths=(0, 1))
-  return ProgramSizes(
-    scheduler=SchedulerConfig(
-      buckets=buckets, num_pages=num_pages, max_context=60, page_size=4
-    ),
-    contexts=(16, 64),
-  )
+  buckets = {'rows': (1, 4), 'query_tokens': (8,), 'lengths': (0, 1)}
+  return sizes_of(num_pages, 60, 4, (16, 64), **buckets)
 
 
 def test_every_number_of_positions_is_in_the_range_of_its_context():

@@ -6,23 +6,20 @@ import json
 import engine_cases
 import pytest
 import server_cases
-from decoding_cases import assert_same
+from decoding_cases import assert_same, sizes_of
 from engine_cases import DRAFTS, RandomLengths, assert_empty, results_of
 from engine_test import plain_load
 
 import swiftspec_jax as ss
 from swiftspec_jax import profiling
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import Engine
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.step.program_sizes import ProgramSizes
 
 pytestmark = pytest.mark.usefixtures('no_programs')
 
 
 def make_engine(draft=None):
-  sizes = engine_cases.make_sizes(drafts={'rows': (1, 4), 'lengths': (0, 3)})
-  return Engine(engine_cases.TARGET, draft, sizes=sizes, policy=RandomLengths())
+  chains = {'rows': (1, 4), 'lengths': (0, 3)}
+  return engine_cases.make_engine(draft, RandomLengths(), chains)
 
 
 def start_first(engine):
@@ -109,14 +106,7 @@ def test_an_end_amid_the_compilation():
 
 
 def make_sizes(rows, query_tokens, max_context):
-  return ProgramSizes(
-    scheduler=SchedulerConfig(
-      buckets=StepBuckets(rows=rows, query_tokens=query_tokens),
-      num_pages=40,
-      max_context=max_context,
-      page_size=4,
-    )
-  )
+  return sizes_of(40, max_context, 4, (), rows=rows, query_tokens=query_tokens)
 
 
 def declared(sizes):

@@ -12,18 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding_cases import sizes_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import ragged_batch, target_forward
-from swiftspec_jax.step.program_sizes import ProgramSizes
 
 CONFIG = ModelConfig(
   family='llama',
@@ -234,15 +232,8 @@ def test_of_requests_that_give_up_their_pages(name):
     )
     for size in (5, 23, 30, 37, 44)
   ]
-  sizes = ProgramSizes(
-    scheduler=SchedulerConfig(
-      buckets=StepBuckets(rows=(4,), query_tokens=(24,), lengths=(0, 1, 2, 3)),
-      num_pages=24,
-      max_context=96,
-      page_size=8,
-    ),
-    contexts=(96,),
-  )
+  lengths = (0, 1, 2, 3)
+  sizes = sizes_of(24, 96, 8, rows=(4,), query_tokens=(24,), lengths=lengths)
   draft = ss.PromptLookup(prompt_lookup_min=1)
   engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
   handles = [engine.submit(request) for request in requests]

@@ -6,7 +6,7 @@ import functools
 import jax
 import pytest
 from decoding_cases import CONFIG, requests_of, run
-from engine_cases import FEW, TARGET, TREES, make_sizes, results_of
+from engine_cases import FEW, TARGET, make_engine, results_of
 
 import swiftspec_jax as ss
 from experiments.aot import rows
@@ -15,7 +15,6 @@ from swiftspec_jax import errors, sharding, testing
 from swiftspec_jax.cache import paged
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
-from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step.program_sizes import ProgramSizes
@@ -48,8 +47,7 @@ def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
     'none': None,
     'tree': TreeDraft(model=model, width=3, branching=3),
   }[drafts]
-  sizes = make_sizes(drafts=TREES if drafts == 'tree' else FEW)
-  engine = Engine(model, draft, sizes=sizes, policy=FixedLength(3))
+  engine = make_engine(draft, FixedLength(3), FEW, model)
   requests = requests_of(3, max_new_tokens=24)
   results = results_of(engine, requests)
   assert [result.token_ids for result in results] == expected()

@@ -11,17 +11,15 @@ import urllib.request
 
 import openai
 import programs
+from decoding_cases import sizes_of
 from decoding_test import markov_table
 
 import swiftspec_jax as ss
 from swiftspec_jax import policies, testing
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.server import run
 from swiftspec_jax.server.service import Service
-from swiftspec_jax.step.program_sizes import ProgramSizes
 
 NAME = 'letters'
 MAX_CONTEXT = 600
@@ -58,17 +56,15 @@ def make_service(
   max_context=MAX_CONTEXT,
   **options,
 ):
-  buckets = StepBuckets(
-    rows=rows, query_tokens=(24,), lengths=(*range(LENGTH + 1),)
-  )
   engine = Engine(
     model,
     ss.PromptLookup(prompt_lookup_min=1),
-    sizes=ProgramSizes(
-      scheduler=SchedulerConfig(
-        buckets=buckets, num_pages=num_pages, max_context=max_context
-      ),
-      contexts=(max_context,),
+    sizes=sizes_of(
+      num_pages,
+      max_context,
+      rows=rows,
+      query_tokens=(24,),
+      lengths=(*range(LENGTH + 1),),
     ),
     policy=policy or FixedLength(LENGTH),
   )

@@ -8,18 +8,16 @@ import re
 
 import numpy as np
 import pytest
+from decoding_cases import sizes_of
 from server_cases import LENGTH, NAME, fetch, make_service, serving
 from tree_cases import TREE
 
 from swiftspec_jax import testing
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.server.service import Service
-from swiftspec_jax.step.program_sizes import ProgramSizes
 
 
 @pytest.fixture(scope='module')
@@ -216,18 +214,13 @@ def make_tree_service(makes_draft):
   engine = Engine(
     target,
     makes_draft(testing.table_model(table, name='draft')),
-    sizes=ProgramSizes(
-      scheduler=SchedulerConfig(
-        buckets=StepBuckets(
-          rows=(1,),
-          query_tokens=(8,),
-          lengths=(0, 7),
-          draft_steps=(0, 3),
-        ),
-        num_pages=20,
-        max_context=64,
-      ),
-      contexts=(64,),
+    sizes=sizes_of(
+      num_pages=20,
+      max_context=64,
+      rows=(1,),
+      query_tokens=(8,),
+      lengths=(0, 7),
+      draft_steps=(0, 3),
     ),
     policy=FixedLength(7),
   )

@@ -6,13 +6,12 @@ import jax
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
-from engine_cases import RandomLengths, make_sizes, results_of
+from engine_cases import ALL_OR_NONE, RandomLengths, make_engine, results_of
 from feature_draft_test import read
 from tree_cases import DEVICES, TREE, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 
 # Rows of the table and tokens of the tokenizer.
@@ -118,12 +117,7 @@ def test_trees_write_what_plain_decoding_writes(load):
 def test_engines_write_what_plain_decoding_writes(load):
   target = load(*TARGET)
   draft = load(*DRAFTS['a prefix'], draft_of=target)
-  engine = Engine(
-    target,
-    draft,
-    sizes=make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)}),
-    policy=RandomLengths(0),
-  )
+  engine = make_engine(draft, RandomLengths(0), ALL_OR_NONE, target)
   results = results_of(engine, MIXED)
   assert_same(results, plain_of(load))
   assert sum(result.stats.num_accepted for result in results) > 40
@@ -159,4 +153,4 @@ def test_distributions_of_other_shapes_are_refused(load):
     with pytest.raises(errors.UserError, match=message):
       ss.Decoder(target, draft, tree=tree)
   with pytest.raises(errors.UserError, match=message):
-    Engine(target, draft, sizes=make_sizes())
+    make_engine(draft, target=target)
