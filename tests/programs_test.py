@@ -160,9 +160,7 @@ def test_a_server_that_warms_up():
       'num_compiled_programs{model_name="letters"} 2.0'
       in (server_cases.fetch(f'{address}/metrics')[1])
     )
-    answer = client.completions.create(
-      model=server_cases.NAME, prompt='aegc', temperature=0, max_tokens=9
-    )
+    answer = server_cases.complete(client, 'aegc', temperature=0, max_tokens=9)
   (expected,) = ss.generate(
     server_cases.MODEL,
     ['aegc'],

@@ -1,13 +1,12 @@
 """A server in a thread, of a model whose tokens are letters."""
 
 import contextlib
+import http.client
 import json
 import re
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 
 import openai
 import programs
@@ -95,17 +94,27 @@ def client_of(address, **options):
   )
 
 
+def complete(client, prompt='a', **options):
+  return client.completions.create(model=NAME, prompt=prompt, **options)
+
+
+def ask(address, path, body=None, method=None, **headers):
+  """Returns an answer and its text; with a body, which may be a dict, posts."""
+  connection = http.client.HTTPConnection(address.removeprefix('http://'))
+  method = method or ('GET' if body is None else 'POST')
+  body = json.dumps(body) if isinstance(body, dict) else body
+  headers = {'Content-Type': 'application/json', **headers}
+  with contextlib.closing(connection):
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    return answer, answer.read().decode()
+
+
 def fetch(url, body=None):
   """Returns status and text of what there is; with a body it is posted."""
-  request = urllib.request.Request(
-    url, body, {'Content-Type': 'application/json'}
-  )
-  try:
-    with urllib.request.urlopen(request) as answer:
-      return answer.status, answer.read().decode()
-  except urllib.error.HTTPError as error:
-    with error:
-      return error.code, error.read().decode()
+  address, path = url.removeprefix('http://').split('/', 1)
+  answer, text = ask(address, f'/{path}', body)
+  return answer.status, text
 
 
 def figures(address):

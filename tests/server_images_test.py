@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import io
-import json
 import re
 import struct
 import warnings
@@ -115,9 +114,7 @@ _GOOD = url_of(image_cases.pixels(1))
 )
 def test_bad_images_are_refused(address, parts, message):
   body = {'model': 'llava', 'messages': [{'role': 'user', 'content': parts}]}
-  status, text = fetch(
-    f'{address}/v1/chat/completions', json.dumps(body).encode()
-  )
+  status, text = fetch(f'{address}/v1/chat/completions', body)
   assert status == 400
   assert re.search(message, error_of(text)['message'])
 
@@ -125,14 +122,10 @@ def test_bad_images_are_refused(address, parts, message):
 def test_a_model_of_text_refuses_images():
   service = make_service()
   content = [{'type': 'text', 'text': 'a'}, part_of(_GOOD)]
-  body = {
-    'model': 'letters',
-    'messages': [{'role': 'user', 'content': content}],
-  }
+  messages = [{'role': 'user', 'content': content}]
+  body = {'model': 'letters', 'messages': messages}
   with serving(service) as address:
-    status, text = fetch(
-      f'{address}/v1/chat/completions', json.dumps(body).encode()
-    )
+    status, text = fetch(f'{address}/v1/chat/completions', body)
   assert status == 400
   assert 'this model reads no images' in error_of(text)['message']
 

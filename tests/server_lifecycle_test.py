@@ -70,7 +70,7 @@ def test_full_queue(slow):
     assert refusal.value.response.headers['Retry-After'] == '1'
     assert 'of at most 4' in refusal.value.body['message']
   programs.wait_for(lambda: service.engine.num_requests == 0)
-  client.completions.create(model=NAME, prompt='a', max_tokens=1)
+  server_cases.complete(client, max_tokens=1)
 
 
 class Broken(FixedLength):

@@ -1,13 +1,14 @@
 """The page at /, and what streams tell of speculation."""
 
 import dataclasses
+import functools
 import html.parser
-import http.client
 import json
 import re
 
 import numpy as np
 import pytest
+import server_cases
 from decoding_cases import sizes_of
 from server_cases import LENGTH, NAME, fetch, make_service, serving
 from tree_cases import TREE
@@ -26,19 +27,7 @@ def address():
     yield address
 
 
-def ask(address, path, body=None):
-  connection = http.client.HTTPConnection(address.removeprefix('http://'))
-  headers = {
-    'Authorization': 'Bearer key',
-    'Content-Type': 'application/json',
-  }
-  try:
-    method = 'GET' if body is None else 'POST'
-    connection.request(method, path, body and json.dumps(body), headers)
-    answer = connection.getresponse()
-    return answer, answer.read().decode()
-  finally:
-    connection.close()
+ask = functools.partial(server_cases.ask, Authorization='Bearer key')
 
 
 class Page(html.parser.HTMLParser):

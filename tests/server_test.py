@@ -15,6 +15,7 @@ from server_cases import (
   NAME,
   client_of,
   collect,
+  complete,
   error_of,
   fetch,
   make_service,
@@ -54,9 +55,7 @@ def alone(prompt, count=1, **sampling):
 @pytest.mark.parametrize('temperature', [0, 1])
 def test_completions_equal_plain_decoding(client, temperature):
   options = {'temperature': temperature, 'seed': 5}
-  answer = client.completions.create(
-    model=NAME, prompt='aegc', max_tokens=40, n=3, **options
-  )
+  answer = complete(client, 'aegc', max_tokens=40, n=3, **options)
   results = alone('aegc', 3, max_new_tokens=40, **options)
   assert [c.text for c in answer.choices] == [r.text for r in results]
   assert [c.index for c in answer.choices] == [0, 1, 2]
@@ -68,9 +67,9 @@ def test_completions_equal_plain_decoding(client, temperature):
   assert answer.usage.total_tokens == 4 + num_tokens
   assert answer.object == 'text_completion'
   assert (answer.choices[0].text == answer.choices[1].text) == (not temperature)
-  stream = client.completions.create(
-    model=NAME,
-    prompt='aegc',
+  stream = complete(
+    client,
+    'aegc',
     max_tokens=40,
     n=3,
     stream=True,
@@ -87,13 +86,11 @@ def test_prompts_of_all_kinds(client):
   prompts = ['abc', 'dd']
   expected = [alone(prompt, max_new_tokens=16)[0].text for prompt in prompts]
   for given in (prompts, [[0, 1, 2], [3, 3]]):
-    answer = client.completions.create(
-      model=NAME, prompt=given, temperature=0, n=2
-    )
+    answer = complete(client, given, temperature=0, n=2)
     texts = [choice.text for choice in answer.choices]
     assert texts == [text for text in expected for _ in range(2)]
     assert answer.usage.prompt_tokens == 5
-  answer = client.completions.create(model=NAME, prompt=[3, 3], temperature=0)
+  answer = complete(client, [3, 3], temperature=0)
   assert answer.choices[0].text == expected[1]
 
 
@@ -144,9 +141,7 @@ def test_chat(client):
 
 
 def test_logprobs_of_completions(client):
-  answer = client.completions.create(
-    model=NAME, prompt='ab', logprobs=2, temperature=0, max_tokens=5
-  )
+  answer = complete(client, 'ab', logprobs=2, temperature=0, max_tokens=5)
   (result,) = alone('ab', max_new_tokens=5, logprobs=True, top_logprobs=2)
   choice = answer.choices[0]
   assert ''.join(choice.logprobs.tokens) == choice.text == result.text
@@ -158,9 +153,7 @@ def test_logprobs_of_completions(client):
     expected = {MODEL.tokenizer.decode([i]): value for i, value in pairs}
     assert top == pytest.approx(expected)
   # One that is chosen against the odds is there, too.
-  answer = client.completions.create(
-    model=NAME, prompt='ab', logprobs=1, max_tokens=40, seed=3
-  )
+  answer = complete(client, 'ab', logprobs=1, max_tokens=40, seed=3)
   own = answer.choices[0].logprobs
   assert {len(top) for top in own.top_logprobs} == {1, 2}
   for name, value, top in zip(
@@ -215,16 +208,12 @@ def test_echo_with_logprobs(client, prompts, max_tokens):
 
 
 def test_echo_alone(client):
-  answer = client.completions.create(
-    model=NAME, prompt='ab', echo=True, max_tokens=3, temperature=0
-  )
+  answer = complete(client, 'ab', echo=True, max_tokens=3, temperature=0)
   (result,) = alone('ab', max_new_tokens=3)
   assert answer.choices[0].text == 'ab' + result.text
   assert answer.choices[0].logprobs is None
   with pytest.raises(openai.BadRequestError, match='takes at most 600 tokens'):
-    client.completions.create(
-      model=NAME, prompt='a' * 600, echo=True, max_tokens=0, logprobs=1
-    )
+    complete(client, 'a' * 600, echo=True, max_tokens=0, logprobs=1)
 
 
 def test_stop_strings(client):
@@ -234,9 +223,8 @@ def test_stop_strings(client):
   cut = result.text.index(stop)
   for given in (stop, [stop, 'zz']):
     for is_stream in (False, True):
-      answer = client.completions.create(
-        model=NAME,
-        prompt='a',
+      answer = complete(
+        client,
         stop=given,
         temperature=0,
         max_tokens=20,
@@ -264,9 +252,7 @@ def test_what_ends_an_answer(client):
     common['extra_body'] = fields | {
       'include_stop_str_in_output': includes_stop
     }
-    (plain,) = client.completions.create(
-      model=NAME, prompt='a', max_tokens=30, **common
-    ).choices
+    (plain,) = complete(client, max_tokens=30, **common).choices
     (said,) = client.chat.completions.create(**chat, **common).choices
     *_, last = client.chat.completions.create(**chat, **common, stream=True)
     for choice in (plain, said, *last.choices):
@@ -278,9 +264,7 @@ def test_what_ends_an_answer(client):
 
 def test_seeds(client):
   def text(**options):
-    answer = client.completions.create(
-      model=NAME, prompt='a', max_tokens=40, extra_body=options
-    )
+    answer = complete(client, max_tokens=40, extra_body=options)
     return answer.choices[0].text
 
   greedy = {'ignore_eos': True}
@@ -306,9 +290,7 @@ def figures(address):
 def test_metrics_and_speculation_of_a_request(client, address):
   def change(**options):
     before = figures(address)
-    client.completions.create(
-      model=NAME, prompt='aegc', max_tokens=30, temperature=0, **options
-    )
+    complete(client, 'aegc', max_tokens=30, temperature=0, **options)
     after = figures(address)
     return {name: after[name] - before.get(name, 0) for name in after}
 

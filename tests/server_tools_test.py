@@ -1,7 +1,6 @@
 """What programs send: tools, other ways to ask, and other pages."""
 
 import dataclasses
-import http.client
 import json
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import server_cases
 import tokenizers
 import transformers
-from server_cases import client_of, fetch, make_service, serving
+from server_cases import ask, client_of, fetch, make_service, serving
 from tokenizers import decoders, models, pre_tokenizers
 from tool_calls_test import FUNCTION, RIGHT, TEMPLATE, TOOLS
 
@@ -141,52 +140,43 @@ def test_usage_during_a_stream(client):
   assert counts(continuous_usage_stats=True) == [0, 1, 3, 3, 4, 6, 6]
 
 
-def ask(address, method, path, **headers):
-  connection = http.client.HTTPConnection(address.removeprefix('http://'))
-  connection.request(method, path, headers=headers)
-  answer = connection.getresponse()
-  text = answer.read().decode()
-  connection.close()
-  return answer.status, answer.headers, text
-
-
 def test_pages_of_others(address):
   for origin, is_allowed in (('https://a.example', True), ('null', False)):
-    status, headers, _ = ask(
+    answer, _ = ask(
       address,
-      'OPTIONS',
       '/v1/chat/completions',
+      method='OPTIONS',
       **{'Origin': origin, 'Access-Control-Request-Method': 'POST'},
     )
-    assert (status == 200) == is_allowed
-    found = headers['Access-Control-Allow-Origin']
+    assert (answer.status == 200) == is_allowed
+    found = answer.headers['Access-Control-Allow-Origin']
     assert found == (origin if is_allowed else None)
 
 
 def test_other_methods_and_probes(address):
-  status, headers, text = ask(address, 'HEAD', '/health')
-  assert (status, text) == (200, '')
-  assert int(headers['Content-Length'])
-  status, headers, _ = ask(address, 'OPTIONS', '/v1/completions')
-  assert (status, headers['Allow']) == (204, 'POST')
+  answer, text = ask(address, '/health', method='HEAD')
+  assert (answer.status, text) == (200, '')
+  assert int(answer.headers['Content-Length'])
+  answer, _ = ask(address, '/v1/completions', method='OPTIONS')
+  assert (answer.status, answer.headers['Allow']) == (204, 'POST')
   assert fetch(f'{address}/ping')[0] == 200
   assert 'version' in json.loads(fetch(f'{address}/version')[1])
-  _, headers, _ = ask(address, 'GET', '/ping', **{'X-Request-Id': 'mine'})
-  assert headers['X-Request-Id'] == 'mine'
+  answer, _ = ask(address, '/ping', **{'X-Request-Id': 'mine'})
+  assert answer.headers['X-Request-Id'] == 'mine'
 
 
 def test_token_ids(address):
   def ids(body):
-    status, text = fetch(f'{address}/tokenize', json.dumps(body).encode())
+    status, text = fetch(f'{address}/tokenize', body)
     return json.loads(text)['tokens'] if status == 200 else status
 
   assert ids({'prompt': 'aa'}) == [0, 0]
   assert ids({'messages': ASKED['messages']}) == [0, 0]
   assert ids({'prompt': 'a', 'messages': ASKED['messages']}) == 400
   url = f'{address}/detokenize'
-  answer = fetch(url, b'{"tokens": [0, 1]}')[1]
+  answer = fetch(url, {'tokens': [0, 1]})[1]
   assert json.loads(answer) == {'prompt': 'aSo:'}
-  assert fetch(url, b'{"tokens": [8]}')[0] == 400
+  assert fetch(url, {'tokens': [8]})[0] == 400
 
 
 def test_suffix(client):
