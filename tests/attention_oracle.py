@@ -11,6 +11,12 @@ import numpy as np
 TOLERANCES = {'float32': 2e-6, 'bfloat16': 2e-2}
 
 
+def assert_close(got, want, dtype):
+  """Within the tolerance of the dtype, absolute and relative."""
+  got, tolerance = np.asarray(got, np.float32), TOLERANCES[dtype]
+  np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
 def ancestor_mask(parents, tree_size):
   """Rows of the last tokens of a tree; parents come before children."""
   mask = np.eye(tree_size, dtype=bool)

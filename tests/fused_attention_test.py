@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import paged_attention_test as paged
 import pytest
-from attention_oracle import TOLERANCES, ancestor_mask, oracle
+from attention_oracle import ancestor_mask, assert_close, oracle
 from interpreters import implementations
 
 from kernels_pallas.fused_attention import api, native, pallas_gpu, reference
@@ -35,6 +35,10 @@ class Case:
   tree_size: int = 5
   dtype: str = 'float32'
   window: int | None = None
+
+  @property
+  def options(self):
+    return {'scale': self.head_dim**-0.5, 'window': self.window}
 
 
 CAPACITY = 96
@@ -98,8 +102,7 @@ def written(rows, new, starts):
 def test_equals_oracle(name, case):
   case = CASES[case]
   arrays = arguments(case)
-  options = {'scale': case.head_dim**-0.5, 'window': case.window}
-  call = functools.partial(IMPLEMENTATIONS[name], **options)
+  call = functools.partial(IMPLEMENTATIONS[name], **case.options)
   attended, *cache = jax.jit(call)(*arrays)
   heads, cos, sin, keys, values, starts, *seen = arrays
   turned = rotated(heads[:, :, :, :-1], cos, sin).astype(np.float32)
@@ -111,17 +114,13 @@ def test_equals_oracle(name, case):
     turned[:, :, :, :-1],
     *want_cache,
     *seen,
-    **options,
+    **case.options,
   )
-  tolerance = TOLERANCES[case.dtype]
-  close = functools.partial(
-    np.testing.assert_allclose, rtol=tolerance, atol=tolerance
-  )
-  close(np.asarray(attended, np.float32), want)
-  keys, values = (np.asarray(x, np.float32) for x in cache)
-  close(keys, want_cache[0])
+  assert_close(attended, want, case.dtype)
+  keys, values = cache
+  assert_close(keys, want_cache[0], case.dtype)
   # A key may be rounded the other way.
-  np.testing.assert_array_equal(values, want_cache[1])
+  np.testing.assert_array_equal(np.asarray(values, np.float32), want_cache[1])
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
@@ -264,8 +263,7 @@ def test_pages_equal_oracle(name, case):
   arrays = paged_arguments(case, sinks, 1e4 if name == 'reference' else np.nan)
   heads, cos, sin, keys, values, places, block_tokens, block_places = arrays[:8]
   table, *by_block = arrays[9:14]
-  options = {'scale': case.head_dim**-0.5, 'window': case.window}
-  call = functools.partial(PAGED[name], **options)
+  call = functools.partial(PAGED[name], **case.options)
   attended, *cache = jax.jit(call)(*arrays)
   turned = rotated(heads[None, :, :, :-1], cos[None], sin[None])[0]
   turned = turned.astype(np.float32)
@@ -276,17 +274,13 @@ def test_pages_equal_oracle(name, case):
   queries = turned[:, :, :-1][block_tokens]
   want = paged.expected(case, (queries, *want_cache, table, *by_block), sinks)
   want = want.reshape(-1, *want.shape[2:])[block_places]
-  tolerance = TOLERANCES[case.dtype]
-  close = functools.partial(
-    np.testing.assert_allclose, rtol=tolerance, atol=tolerance
-  )
   # The oracle misses the last token, which none but itself sees.
   known = slice(len(places) - NUM_PADDING - 1)
   attended = np.asarray(attended, np.float32)
-  close(attended[known], want[known])
+  assert_close(attended[known], want[known], case.dtype)
   assert np.isfinite(attended).all()
   for got, rows in zip(cache, want_cache, strict=True):
-    close(np.asarray(got, np.float32), rows)
+    assert_close(got, rows, case.dtype)
 
 
 def test_each_device_takes_its_heads_of_pages(monkeypatch):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_oracle import TOLERANCES, ancestor_mask, oracle
+from attention_oracle import TOLERANCES, ancestor_mask, assert_close, oracle
 from interpreters import implementations, interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -55,6 +55,12 @@ class Case:
   @property
   def options(self):
     return {'scale': self.head_dim**-0.5, 'window': self.window}
+
+  @property
+  def sinks(self):
+    """Those of the cases that devices share; none beside a window."""
+    shape = self.num_kv_heads, self.num_groups
+    return None if self.window else np.ones(shape, np.float32)
 
 
 CASES = {
@@ -177,13 +183,7 @@ def test_equals_oracle(name, case):
     arrays = arguments(case, **unseen, is_chain=is_chain)
     got = compiled(name, case)(*arrays)
     assert got.dtype == case.dtype
-    tolerance = TOLERANCES[case.dtype]
-    np.testing.assert_allclose(
-      np.asarray(got, np.float32),
-      expected(case, arrays),
-      atol=tolerance,
-      rtol=tolerance,
-    )
+    assert_close(got, expected(case, arrays), case.dtype)
 
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
@@ -283,11 +283,7 @@ def test_the_choice_on_cpus():
   newest = dispatch.choices()[-1]
   assert (newest.kernel, newest.implementation) == ('paged_attention', 'native')
   assert newest.reason.startswith('made for cpu; agrees with the reference')
-  tolerance = TOLERANCES[case.dtype]
-  want = expected(case, arrays)
-  np.testing.assert_allclose(
-    np.asarray(got, np.float32), want, atol=tolerance, rtol=tolerance
-  )
+  assert_close(got, expected(case, arrays), case.dtype)
 
 
 @pytest.mark.parametrize('window', [None, 40])
@@ -353,11 +349,6 @@ def test_each_device_takes_its_heads_of_a_chain():
 def test_devices_share_the_rows_of_each_page(case, num_sharing, is_chain):
   """The parts of some devices are merged, an attention sink counted once."""
   case = CASES[case]
-  sinks = (
-    None
-    if case.window
-    else np.ones((case.num_kv_heads, case.num_groups), np.float32)
-  )
   mesh = sharding.make_mesh(jax.devices()[:num_sharing], num_sharing)
   pages = sharding.sharding_of(mesh, (None, 'kv_tokens', 'kv_heads'))
   arrays = arguments(case, unseen=1e4, is_chain=is_chain)
@@ -366,15 +357,10 @@ def test_devices_share_the_rows_of_each_page(case, num_sharing, is_chain):
   if is_chain:
     placed[6] = None
   call = functools.partial(
-    api.paged_attention, **case.options, sinks=sinks, sharding=pages
+    api.paged_attention, **case.options, sinks=case.sinks, sharding=pages
   )
   got = jax.jit(call)(*placed)
-  np.testing.assert_allclose(
-    np.asarray(got, np.float32),
-    expected(case, arrays, sinks),
-    atol=TOLERANCES[case.dtype],
-    rtol=TOLERANCES[case.dtype],
-  )
+  assert_close(got, expected(case, arrays, case.sinks), case.dtype)
 
 
 # An empty prefix, and padding alone.
@@ -398,11 +384,6 @@ EDGES = {
 def test_kernels_on_the_rows_of_each_device(name, case, num_sharing, changes):
   """Some devices keep no rows, as many as keep some."""
   case = dataclasses.replace(CASES[case], **changes)
-  sinks = (
-    None
-    if case.window
-    else np.ones((case.num_kv_heads, case.num_groups), np.float32)
-  )
   mesh = sharding.make_mesh(jax.devices()[: 2 * num_sharing], 2 * num_sharing)
   arrays = arguments(case, unseen=1e4)
   nothing = ((0, 0), (0, case.page_size), (0, 0))
@@ -425,13 +406,8 @@ def test_kernels_on_the_rows_of_each_device(name, case, num_sharing, changes):
       out_specs=whole,
       check_vma=False,
     )
-  )(arrays[0], *pages, *arrays[3:], sinks)
-  np.testing.assert_allclose(
-    np.asarray(got, np.float32),
-    expected(case, arrays, sinks),
-    atol=TOLERANCES[case.dtype],
-    rtol=TOLERANCES[case.dtype],
-  )
+  )(arrays[0], *pages, *arrays[3:], case.sinks)
+  assert_close(got, expected(case, arrays, case.sinks), case.dtype)
 
 
 @pytest.mark.parametrize(

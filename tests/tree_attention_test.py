@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_oracle import TOLERANCES, ancestor_mask, oracle
+from attention_oracle import ancestor_mask, assert_close, oracle
 from hypothesis import strategies as st
 from interpreters import (
   implementations,
@@ -55,6 +55,10 @@ class Case:
   @property
   def num_heads(self):
     return self.num_kv_heads, self.num_groups
+
+  @property
+  def options(self):
+    return {'scale': self.head_dim**-0.5, 'window': self.window}
 
 
 CASES = {
@@ -119,22 +123,14 @@ def arguments(case, seed=0, masks=None):
 
 @functools.cache
 def compiled(name, case):
-  options = {'scale': case.head_dim**-0.5, 'window': case.window}
-  return jax.jit(functools.partial(IMPLEMENTATIONS[name], **options))
+  return jax.jit(functools.partial(IMPLEMENTATIONS[name], **case.options))
 
 
 def check(name, case, arrays):
   got = compiled(name, case)(*arrays)
   assert got.dtype == case.dtype
-  got = np.asarray(got, np.float32)
-  want = oracle(
-    *arrays,
-    scale=case.head_dim**-0.5,
-    window=case.window,
-  )
-  tolerance = TOLERANCES[case.dtype]
-  np.testing.assert_allclose(got, want, atol=tolerance, rtol=tolerance)
-  return got
+  assert_close(got, oracle(*arrays, **case.options), case.dtype)
+  return np.asarray(got, np.float32)
 
 
 @pytest.mark.parametrize('case', CASES)
@@ -264,14 +260,8 @@ def test_sinks_take_a_share(name, case):
   arrays = arguments(case)
   arrays[4][0] = False
   sinks = np.resize(np.float32([-50, 0, 2, 1, 60, 3, -1]), case.num_heads)
-  options = {'scale': case.head_dim**-0.5, 'window': case.window}
-  call = functools.partial(IMPLEMENTATIONS[name], **options)
-  got = jax.jit(call)(*arrays, sinks.astype(jnp.dtype(case.dtype)))
-  want = oracle(*arrays, **options, sinks=sinks)
-  tolerance = TOLERANCES[case.dtype]
-  np.testing.assert_allclose(
-    np.asarray(got, np.float32), want, atol=tolerance, rtol=tolerance
-  )
+  got = compiled(name, case)(*arrays, sinks.astype(jnp.dtype(case.dtype)))
+  assert_close(got, oracle(*arrays, **case.options, sinks=sinks), case.dtype)
 
 
 def test_sinks_change_the_choice():
