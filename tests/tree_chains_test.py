@@ -1,4 +1,4 @@
-"""Chains of a text in the tree: games against the oracle, and by hand."""
+"""Chains of a text in the tree, by hand; `tree_game_test` plays with them."""
 
 import functools
 
@@ -6,88 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tree_oracle
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tree_game import Game, Sizes, random_table, tables
 
 from swiftspec_jax import tree as tree_lib
-
-# Too few rows; too few places for nodes.
-SIZES = [Sizes(40, 9, 4, 8, 1), Sizes(12, 12, 2, 5, 0)]
-LOG_PROBS = [0.0, -0.25, -0.3, -0.5, -1.0, -2.0, -np.inf]
-LENGTH = 5
-CHAIN = st.lists(
-  st.tuples(st.integers(0, 7), st.sampled_from(LOG_PROBS)),
-  min_size=LENGTH,
-  max_size=LENGTH,
-)
-ROWS = st.lists(st.lists(CHAIN, min_size=3, max_size=3), min_size=2, max_size=2)
-
-
-@settings(max_examples=50)
-@given(
-  st.sampled_from(SIZES),
-  tables(LOG_PROBS),
-  st.lists(
-    st.tuples(
-      st.lists(
-        st.lists(st.integers(0, 3), min_size=0, max_size=7),
-        min_size=2,
-        max_size=2,
-      ),
-      ROWS,
-    ),
-    min_size=1,
-    max_size=8,
-  ),
-)
-def test_any_game_equals_heap(sizes, table, rounds):
-  """Roots may be candidates when chains come, and many tokens lack rows."""
-  game = Game(sizes, table, [1, 2], chain_length=LENGTH + 1)
-  selections = [[], []]
-  for choices, rows in rounds:
-    verdicts = [
-      o.verdict(s, c[: sizes.num_nodes], 8) if s else []
-      for o, s, c in zip(game.oracles, selections, choices, strict=True)
-    ]
-    values = np.asarray(rows)
-    chains = values[..., 0].astype(np.int32), values[..., 1].astype(np.float32)
-    selections, _ = game.play(verdicts, chains)
-
-
-def test_hundreds_of_verdicts():
-  """A good draft and a text that is often right; games are long."""
-  rng = np.random.default_rng(0)
-  table = random_table(rng)
-  sizes, num_verdicts, longest = SIZES[0], 0, 0
-  while num_verdicts < 500:
-    game = Game(sizes, table, rng.integers(0, 8, 2).tolist(), LENGTH + 1)
-    selections = [[], []]
-    for _ in range(60):
-      choices = rng.integers(0, 8, (2, sizes.num_nodes))
-      choices = np.minimum(choices, rng.geometric(0.7, choices.shape) - 1)
-      lengths = rng.integers(0, sizes.num_nodes + 1, 2)
-      verdicts = [
-        o.verdict(s, c[:n].tolist(), 8) if s else []
-        for o, s, c, n in zip(
-          game.oracles, selections, choices, lengths, strict=True
-        )
-      ]
-      num_verdicts += sum(map(bool, verdicts))
-      chains = (
-        rng.integers(0, 8, (2, 3, LENGTH)).astype(np.int32),
-        -rng.exponential(0.3, (2, 3, LENGTH)).astype(np.float32),
-      )
-      selections, outcomes = game.play(verdicts, chains)
-      longest = max(longest, *(missing for _, missing in outcomes))
-  assert longest > 1
-
 
 add_chains = tree_oracle.compiled(tree_lib.add_chains)
 best_candidates = tree_oracle.compiled(
   tree_lib.best_candidates, static_argnums=(1, 2)
 )
-select = tree_oracle.compiled(tree_lib.select, static_argnums=1)
 
 
 @functools.partial(tree_oracle.compiled, static_argnums=1)

@@ -66,6 +66,17 @@ class Game:
       for root in roots
     ]
 
+  def verdicts(self, selections, choices):
+    """What choices lead to: tokens for each row, none before a selection."""
+    return [
+      oracle.verdict(selection, choice[: self.sizes.num_nodes], vocab_size=8)
+      if selection
+      else []
+      for oracle, selection, choice in zip(
+        self.oracles, selections, choices, strict=True
+      )
+    ]
+
   def play(self, verdicts, chains=None):
     """Plays a round; returns the selections and outcomes of the oracles.
 
