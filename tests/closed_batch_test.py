@@ -128,27 +128,6 @@ def test_rooms_grow_with_the_requests():
   assert after.token_ids == before.token_ids
 
 
-LOOKUP = ss.SuffixLookup()
-
-
-@pytest.mark.parametrize(
-  ('draft', 'options', 'message'),
-  [
-    (LOOKUP, {'tree': TREE}, 'tree is for draft models'),
-    (LOOKUP, {'batch_size': 0}, 'batch_size must be at least 1, got 0'),
-    (
-      ss.PromptLookup(),
-      {'policy': goodput, **LENGTH},
-      'num_speculative_tokens=4 is for drafts without a length of their own',
-    ),
-    (MODEL, {'policy': 'best'}, "policy='best' must be 'goodput'"),
-  ],
-)
-def test_what_does_not_fit_is_refused(draft, options, message):
-  with pytest.raises(ss.UserError, match=message):
-    ss.Decoder(MODEL, draft, **options)
-
-
 def test_what_does_not_fit_into_the_rounds_is_refused():
   draft = TreeDraft(model=MODEL, width=2, branching=2, num_draft_steps=2)
   decoder = ss.Decoder(MODEL, draft)

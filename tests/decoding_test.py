@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import programs
 import pytest
-from decoding_cases import CONFIG, requests_of, run
+from decoding_cases import CONFIG, request_of, requests_of, run
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, testing
@@ -33,10 +33,7 @@ def plain_tokens(request):
   """Oracle: a Python loop that prefills everything for each token."""
   token_ids = list(request.token_ids)
   for _ in range(request.sampling.max_new_tokens):
-    alone = ss.Request(
-      token_ids=tuple(token_ids),
-      sampling=ss.SamplingParams(max_new_tokens=1),
-    )
+    alone = request_of(token_ids, max_new_tokens=1)
     token_ids += run(ORACLE, [alone])[0].token_ids
   return tuple(token_ids[len(request.token_ids) :])
 
@@ -105,10 +102,7 @@ def markov_table(size, seed, sharpness=1.0):
 
 
 DRAWS = [
-  ss.Request(
-    token_ids=(1, 0, 2, 1, 0),
-    sampling=ss.SamplingParams(temperature=1.0, seed=seed, max_new_tokens=3),
-  )
+  request_of((1, 0, 2, 1, 0), temperature=1.0, seed=seed, max_new_tokens=3)
   for seed in range(1000)
 ]
 
@@ -171,9 +165,7 @@ def test_stops_cut_the_output_exactly(draft, run_ahead):
   decoder = ss.Decoder(model, draft, run_ahead=run_ahead)
 
   def one(prompt, **sampling):
-    request = ss.Request(
-      token_ids=letters(prompt), sampling=ss.SamplingParams(**sampling)
-    )
+    request = request_of(letters(prompt), **sampling)
     result = run(decoder, [request])[0]
     assert result.stats.new_tokens == len(result.token_ids)
     tokens = ''.join('abcdefgh'[t] for t in result.token_ids)
@@ -193,10 +185,7 @@ def test_stops_cut_the_output_exactly(draft, run_ahead):
 def test_context_limit_ends_a_request():
   model = text_model('ab', max_context=20)
   for draft in (None, model, ss.PromptLookup()):
-    request = ss.Request(
-      token_ids=letters('ab' * 8),
-      sampling=ss.SamplingParams(max_new_tokens=None),
-    )
+    request = request_of(letters('ab' * 8), max_new_tokens=None)
     result = run(ss.Decoder(model, draft), [request])[0]
     assert (len(result.token_ids), result.finish_reason) == (4, 'length')
 
@@ -204,16 +193,16 @@ def test_context_limit_ends_a_request():
 def test_logprobs_are_those_of_the_model():
   table = markov_table(4, seed=2)
   model = testing.table_model(table)
-  sampling = ss.SamplingParams(
-    temperature=0.5,
-    top_k=2,
-    logprobs=True,
-    top_logprobs=2,
-    max_new_tokens=9,
-    seed=4,
-  )
   for draft in (None, ss.PromptLookup(prompt_lookup_min=1)):
-    request = ss.Request(token_ids=(0, 1, 0, 1), sampling=sampling)
+    request = request_of(
+      (0, 1, 0, 1),
+      temperature=0.5,
+      top_k=2,
+      logprobs=True,
+      top_logprobs=2,
+      max_new_tokens=9,
+      seed=4,
+    )
     result = run(ss.Decoder(model, draft), [request])[0]
     steps = zip((1, *result.token_ids), result.token_ids, strict=False)
     expected = [np.log(table[a, b]) for a, b in steps]
@@ -263,10 +252,7 @@ def test_no_compilation_after_warmup():
     decoder.warmup(300)
     with profiling.count_compilations() as counter:
       for length in (1, 2, 33, 70, 129, 200, 255, 270):
-        request = ss.Request(
-          token_ids=(7,) * length,
-          sampling=ss.SamplingParams(max_new_tokens=30),
-        )
+        request = request_of((7,) * length, max_new_tokens=30)
         run(decoder, [request])
     assert counter.count == 0
 
@@ -361,7 +347,7 @@ def test_generate_and_stream():
       lambda: ss.generate(TARGET, ['a'], sampling=[ss.SamplingParams()] * 2),
       '1 prompts, but 2 sampling',
     ),
-    (lambda: ss.Decoder(TARGET, batch_size=0), 'batch_size must be'),
+    (lambda: ss.Decoder(TARGET, batch_size=0), 'batch_size must be.* 1, got 0'),
     (lambda: ss.Decoder(TARGET, run_ahead=-1), 'run_ahead must be'),
     (
       lambda: ss.Decoder(TARGET, TARGET, num_speculative_tokens=0),
@@ -370,6 +356,16 @@ def test_generate_and_stream():
     (
       lambda: ss.Decoder(TARGET, num_speculative_tokens=3),
       'num_speculative_tokens=3 is for drafts without a length',
+    ),
+    (
+      lambda: ss.Decoder(
+        TARGET, ss.PromptLookup(), policy='goodput', num_speculative_tokens=4
+      ),
+      'num_speculative_tokens=4 is for drafts without a length of their own',
+    ),
+    (
+      lambda: ss.Decoder(TARGET, TARGET, policy='best'),
+      "policy='best' must be 'goodput'",
     ),
     (
       lambda: ss.PromptLookup(prompt_lookup_min=3, prompt_lookup_max=2),

@@ -6,7 +6,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from decoding_cases import assert_same, run
+from decoding_cases import assert_same, request_of, run
 from engine_cases import RandomLengths
 from tree_cases import (
   DEVICES,
@@ -88,9 +88,8 @@ def test_output_is_that_of_plain_decoding(mode, kind, run_ahead, tree, pauses):
 def test_prompts_no_longer_than_a_tree(batch_size):
   """Steps that read them are as wide as steps of drafts could be."""
   target, draft = pair(*DEVICES['serial'])
-  sampling = ss.SamplingParams(max_new_tokens=8)
   requests = [
-    ss.Request(token_ids=tuple(range(length)), sampling=sampling)
+    request_of(range(length), max_new_tokens=8)
     for length in range(1, TREE.num_nodes + 3)
   ]
   decoder = ss.Decoder(target, draft, tree=TREE, batch_size=batch_size)
@@ -166,24 +165,21 @@ def circles():
   return target, ss.Decoder(target, draft, tree=tree, batch_size=2)
 
 
-def request_of(first, **sampling):
-  return ss.Request(
-    token_ids=(first,),
-    sampling=ss.SamplingParams(**{'max_new_tokens': 60, **sampling}),
-  )
+def request_after(first, **sampling):
+  return request_of((first,), **{'max_new_tokens': 60, **sampling})
 
 
 def test_rows_that_end_apart_are_those_of_plain_decoding():
   target, tree_decoder = circles()
   requests = [
-    request_of(8),
-    request_of(0, stop=('gha',)),
-    request_of(8, ignore_eos=True),
-    request_of(0, max_new_tokens=9),
-    request_of(12),  # the first token ends it
-    *(request_of(8, temperature=1.0, seed=seed) for seed in range(4)),
-    request_of(8, stop=('ghi', 'pi'), ignore_eos=True),
-    request_of(0, temperature=0.5, stop=('c',)),
+    request_after(8),
+    request_after(0, stop=('gha',)),
+    request_after(8, ignore_eos=True),
+    request_after(0, max_new_tokens=9),
+    request_after(12),  # the first token ends it
+    *(request_after(8, temperature=1.0, seed=seed) for seed in range(4)),
+    request_after(8, stop=('ghi', 'pi'), ignore_eos=True),
+    request_after(0, temperature=0.5, stop=('c',)),
   ]
   results = run(tree_decoder, requests)
   assert_same(results, run(ss.Decoder(target, batch_size=2), requests))
@@ -199,7 +195,7 @@ def test_rows_that_end_apart_are_those_of_plain_decoding():
 
 def test_rows_that_ended_cause_no_restart():
   _, tree_decoder = circles()
-  requests = [request_of(8), request_of(0)]
+  requests = [request_after(8), request_after(0)]
   ended, other = run(tree_decoder, requests)
   assert ended.stats.acceptance_length == 1  # so each round restarts the draft
   assert other.stats.acceptance_length > 1.9
@@ -221,7 +217,7 @@ def test_penalties_hold_on_asynchronous_trees():
   """They count the tokens on the way to each node of a tree."""
   target, tree_decoder = circles()
   requests = [
-    request_of(first, ignore_eos=True, **sampling)
+    request_after(first, ignore_eos=True, **sampling)
     for first in (0, 8)
     for sampling in (PENALTIES, {'frequency_penalty': 2.0}, {})
   ]
@@ -256,8 +252,9 @@ def test_impossible_settings_are_refused():
   target, draft = pair(*DEVICES['serial'])
   with pytest.raises(errors.UserError, match='from 1 to the capacity of 64'):
     dataclasses.replace(TREE, num_nodes=65)
-  with pytest.raises(errors.UserError, match='tree is for draft models'):
-    ss.Decoder(target, tree=TREE)
+  for no_model in (None, ss.SuffixLookup()):
+    with pytest.raises(errors.UserError, match='tree is for draft models'):
+      ss.Decoder(target, no_model, tree=TREE)
   with pytest.raises(errors.UserError, match='without a length of their own'):
     ss.Decoder(target, draft, tree=TREE, num_speculative_tokens=3)
   wide = dataclasses.replace(TREE, branching=300)
