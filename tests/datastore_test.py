@@ -8,6 +8,7 @@ import numpy as np
 import programs
 import pytest
 import serving_cases as cases
+from decoding_cases import request_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -273,10 +274,7 @@ def test_the_oldest_texts_go():
 
 def test_a_learning_server_drafts_what_others_wrote():
   """The second request is as the first one, and nothing else is known."""
-  request = ss.Request(
-    token_ids=(5, 6, 7),
-    sampling=ss.SamplingParams(max_new_tokens=30, ignore_eos=True),
-  )
+  request = request_of((5, 6, 7), max_new_tokens=30, ignore_eos=True)
   draft = Datastore(num_past_tokens=100, min_prob=0)
   engine = engine_cases.make_engine(draft, FixedLength(6))
   first, second = (engine.submit(request).result() for _ in range(2))

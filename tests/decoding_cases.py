@@ -35,17 +35,19 @@ def sizes_of(num_pages, max_context, page_size=16, contexts=None, **buckets):
   )
 
 
+def request_of(token_ids, **sampling):
+  return ss.Request(
+    token_ids=tuple(token_ids), sampling=ss.SamplingParams(**sampling)
+  )
+
+
 def requests_of(num_requests, longest_prompt=90, **sampling):
   """Random prompts and, unless it is given, random numbers of tokens."""
   rng = np.random.default_rng(3)
   return [
-    ss.Request(
-      token_ids=tuple(
-        rng.integers(0, 256, rng.integers(1, longest_prompt)).tolist()
-      ),
-      sampling=ss.SamplingParams(
-        **{'max_new_tokens': int(rng.integers(1, 50)), **sampling}
-      ),
+    request_of(
+      rng.integers(0, 256, rng.integers(1, longest_prompt)).tolist(),
+      **{'max_new_tokens': int(rng.integers(1, 50)), **sampling},
     )
     for _ in range(num_requests)
   ]

@@ -6,7 +6,7 @@ import engine_cases
 import numpy as np
 import pytest
 import serving_cases as cases
-from decoding_cases import run
+from decoding_cases import request_of, run
 
 import swiftspec_jax as ss
 from swiftspec_jax.drafters.models.draft_prefill import DraftPrefill
@@ -73,10 +73,7 @@ def test_a_prompt_delays_no_other_row():
   )
   engine = Engine(target, target, sizes=sizes, policy=FixedLength(1))
   requests = [
-    ss.Request(
-      token_ids=tuple(range(size)),
-      sampling=ss.SamplingParams(max_new_tokens=30, ignore_eos=True),
-    )
+    request_of(range(size), max_new_tokens=30, ignore_eos=True)
     for size in (2, 60)
   ]
   handles = [engine.submit(request) for request in requests]

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 import random
@@ -14,6 +15,7 @@ import jax
 import programs
 import pytest
 import tree_cases
+from decoding_cases import request_of
 
 import swiftspec_jax as ss
 from experiments.pictures import tree_page, tree_rounds
@@ -53,11 +55,9 @@ def pairs(model):
   }
 
 
-def request_of(**sampling):
-  return ss.Request(
-    token_ids=tuple(b'Why is the sky blue?'),
-    sampling=ss.SamplingParams(**{'max_new_tokens': 60, **sampling}),
-  )
+question = functools.partial(
+  request_of, b'Why is the sky blue?', max_new_tokens=60
+)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def request_of(**sampling):
 )
 def test_rounds_are_those_of_the_decoder(pairs, mode, forced, temperature):
   tree = dataclasses.replace(TREE, forced_acceptance=forced)
-  request = request_of(temperature=temperature)
+  request = question(temperature=temperature)
   rounds = tree_rounds.collect(*pairs[mode], request, tree, 1000)
   *_, last = ss.Decoder(pairs[mode][0]).run([request])
   known = dataclasses.replace(
@@ -123,12 +123,12 @@ def raw_trees(target, draft, request, tree_config, num_rounds):
   ('mode', 'max_nodes'), [('serial', 12), ('async', 1000)]
 )
 def test_page_shows_the_raw_trees(pairs, mode, max_nodes):
-  rounds = tree_rounds.collect(*pairs[mode], request_of(), TREE, 5)
+  rounds = tree_rounds.collect(*pairs[mode], question(), TREE, 5)
   facts = tree_page.facts(*pairs[mode], TREE, 'why?')
   page = tree_page.render(rounds, facts, max_nodes)
   sections = list(ElementTree.fromstring(page).iter('section'))
   assert len(sections) == 5
-  raw = raw_trees(*pairs[mode], request_of(), TREE, 5)
+  raw = raw_trees(*pairs[mode], question(), TREE, 5)
   for section, round_, (tree, update) in zip(
     sections, rounds, raw, strict=True
   ):
@@ -228,7 +228,7 @@ def test_tokens_are_shown_as_text():
 
 
 def test_rounds_end_with_the_output(pairs):
-  request = request_of(max_new_tokens=3)
+  request = question(max_new_tokens=3)
   rounds = tree_rounds.collect(*pairs['async'], request, TREE, 10)
   assert sum(len(r.emitted) for r in rounds) == 2
   target, draft = pairs['async']

@@ -1,10 +1,11 @@
 """What ends an output, and what of it is text: as vLLM has it."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
-from decoding_cases import run
+from decoding_cases import request_of, run
 from decoding_test import DRAWS, markov_table
 
 import swiftspec_jax as ss
@@ -23,13 +24,7 @@ def circle():
 
 MODEL = circle()
 PLAIN = ss.Decoder(MODEL, batch_size=4)
-
-
-def request_of(**sampling):
-  return ss.Request(
-    token_ids=(A,),
-    sampling=ss.SamplingParams(**{'max_new_tokens': 20, **sampling}),
-  )
+after_a = functools.partial(request_of, (A,), max_new_tokens=20)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +84,7 @@ def request_of(**sampling):
   ],
 )
 def test_ends_and_texts(sampling, text, tokens, reason):
-  (result,) = run(PLAIN, [request_of(**sampling)])
+  (result,) = run(PLAIN, [after_a(**sampling)])
   letters = ''.join('abcdefgh'[i] for i in result.token_ids)
   assert (result.text, letters, result.stop_reason) == (text, tokens, reason)
   assert result.finish_reason == 'stop'
@@ -97,7 +92,7 @@ def test_ends_and_texts(sampling, text, tokens, reason):
 
 def test_no_end_is_the_token_limit():
   limits = {'ignore_eos': True, 'min_tokens': 7, 'max_new_tokens': 16}
-  (result,) = run(PLAIN, [request_of(**limits)])
+  (result,) = run(PLAIN, [after_a(**limits)])
   assert (result.text, result.finish_reason) == ('bcdefabcdefab', 'length')
   assert result.token_ids[6] == A  # h is banned first, as in vLLM
   assert result.stop_reason is None
@@ -118,7 +113,7 @@ DRAFTS = {
 
 def mixed_requests(temperatures):
   return [
-    request_of(
+    after_a(
       temperature=temperature,
       seed=seed,
       min_tokens=min_tokens,

@@ -7,7 +7,7 @@ import functools
 import jax
 import kernels_test
 import pytest
-from decoding_cases import assert_same, run, sizes_of
+from decoding_cases import assert_same, request_of, run, sizes_of
 from engine_cases import results_of
 from jax.experimental.pallas import tpu as pltpu
 
@@ -42,13 +42,7 @@ def interpreted(name, monkeypatch):
     yield
 
 
-REQUESTS = [
-  ss.Request(
-    token_ids=tuple(range(length)),
-    sampling=ss.SamplingParams(max_new_tokens=12),
-  )
-  for length in (40, 3)
-]
+REQUESTS = [request_of(range(length), max_new_tokens=12) for length in (40, 3)]
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """The serving engine: the output of a request is its output alone.
 
-Item 35 of the checklist has no test, as there are no grammars.
+Item 35 of the checklist, grammars, is in `structured_outputs_test`.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 import pytest
-from decoding_cases import assert_same, requests_of, run
+from decoding_cases import assert_same, request_of, requests_of, run
 from decoding_test import (
   letters,
   text_model,
@@ -158,11 +158,8 @@ def conversations():
   texts, turns = [(*range(20, 50), i) for i in range(3)], []
   for turn in range(3):
     requests = [
-      ss.Request(
-        token_ids=text,
-        sampling=ss.SamplingParams(
-          max_new_tokens=18, temperature=i / 2, seed=turn, ignore_eos=True
-        ),
+      request_of(
+        text, max_new_tokens=18, temperature=i / 2, seed=turn, ignore_eos=True
       )
       for i, text in enumerate(texts)
     ]
@@ -223,9 +220,7 @@ def test_a_row_without_a_draft_decodes():
 def test_a_prompt_in_chunks(length):
   """Item 33: chunks of at most 24 tokens give what one forward gives."""
   tokens = np.random.default_rng(0).integers(0, 256, length).tolist()
-  request = ss.Request(
-    token_ids=tuple(tokens), sampling=ss.SamplingParams(max_new_tokens=5)
-  )
+  request = request_of(tokens, max_new_tokens=5)
   handle = make_engine().submit(request)
   assert handle.result().token_ids == alone([request])[0].token_ids
 
@@ -254,8 +249,7 @@ def test_bad_requests_are_refused():
 
 def test_many_tokens_are_forced():
   """More than programs have room for before."""
-  sampling = ss.SamplingParams(forced_token_ids=(1, 2) * 9, max_new_tokens=19)
-  request = ss.Request(token_ids=(1,), sampling=sampling)
+  request = request_of((1,), forced_token_ids=(1, 2) * 9, max_new_tokens=19)
   result = make_engine().submit(request).result()
   assert result.token_ids[:18] == (1, 2) * 9
 
@@ -279,9 +273,7 @@ def test_a_thread_serves_asynchronous_users():
     return handle.result().finish_reason
 
   async def serve():
-    endless = ss.Request(
-      token_ids=(1, 2), sampling=ss.SamplingParams(max_new_tokens=150)
-    )
+    endless = request_of((1, 2), max_new_tokens=150)
     return await asyncio.gather(leave(endless), *map(collect, requests))
 
   with background.running(engine):

@@ -4,13 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-from decoding_cases import sizes_of
+from decoding_cases import request_of, sizes_of
 from decoding_test import markov_table
 from engine_cases import NEAR_TARGET, RandomLengths
 from engine_test import alone
 from serving_cases import linear_costs
 
-import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
@@ -92,8 +91,7 @@ def test_nodes_are_those_of_the_oracle(width, branching, min_leaf_mass):
     min_leaf_mass=min_leaf_mass,
   )
   steps_of = make_sizes().scheduler.buckets.steps_of
-  sampling = ss.SamplingParams(max_new_tokens=50)
-  handle = engine.submit(ss.Request(token_ids=(1, 2), sampling=sampling))
+  handle = engine.submit(request_of((1, 2), max_new_tokens=50))
   known, num_checked, num_accepted = [1, 2], 0, 0
   while engine.step() is not None:
     outcome, root = policy.outcomes[-1], known[-1]
@@ -132,8 +130,7 @@ def test_nodes_are_those_of_the_oracle(width, branching, min_leaf_mass):
 
 def test_stats_count_levels():
   engine = table_engine(FixedLength(8), draft_table=TABLE, width=8, branching=2)
-  sampling = ss.SamplingParams(max_new_tokens=40)
-  handle = engine.submit(ss.Request(token_ids=(1,), sampling=sampling))
+  handle = engine.submit(request_of((1,), max_new_tokens=40))
   stats = handle.result().stats
   # Three forwards make trees of three levels.
   drafted = stats.drafted_per_position
@@ -148,12 +145,7 @@ def test_goodput_takes_the_nodes_that_pay(seconds_per_token):
   costs = linear_costs(fixed=0.01, query_tokens=seconds_per_token)
   policy = Goodput(costs, TreeEstimator())
   engine = table_engine(policy, width=8, branching=2)
-  requests = [
-    ss.Request(
-      token_ids=(i,), sampling=ss.SamplingParams(max_new_tokens=40, seed=i)
-    )
-    for i in range(4)
-  ]
+  requests = [request_of((i,), max_new_tokens=40, seed=i) for i in range(4)]
   handles = [engine.submit(request) for request in requests]
   lengths = []
   while (record := engine.step()) is not None:
@@ -176,8 +168,7 @@ def test_trees_hold_what_the_text_repeats(kind):
   )
   circle = testing.table_model(np.roll(np.eye(SIZE), 1, axis=1))
   engine = Engine(circle, draft, sizes=make_sizes(), policy=FixedLength(8))
-  sampling = ss.SamplingParams(max_new_tokens=40)
-  request = ss.Request(token_ids=(*range(SIZE), 0, 1), sampling=sampling)
+  request = request_of((*range(SIZE), 0, 1), max_new_tokens=40)
   stats = engine.submit(request).result().stats
   # Chains go on periodically; trees of the draft alone have three levels.
   assert stats.num_rounds < 10

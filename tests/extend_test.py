@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding_cases import sizes_of
+from decoding_cases import request_of, sizes_of
 from jax.experimental.pallas import tpu as pltpu
 from safetensors import numpy as safetensors_numpy
 
@@ -64,10 +64,8 @@ def serve(draft, policy, run_ahead=0):
   lengths = (0, 1, 2, 3, 4)
   sizes = sizes_of(16, 64, rows=(2,), query_tokens=(12,), lengths=lengths)
   engine = Engine(CYCLE, draft, sizes=sizes, policy=policy, run_ahead=run_ahead)
-  sampling = ss.SamplingParams(max_new_tokens=20)
   handles = [
-    engine.submit(ss.Request(token_ids=tuple(prompt), sampling=sampling))
-    for prompt in PROMPTS
+    engine.submit(request_of(prompt, max_new_tokens=20)) for prompt in PROMPTS
   ]
   steps = []
   while engine.num_requests:

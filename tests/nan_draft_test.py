@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from decoding_cases import run
+from decoding_cases import request_of, run
 from decoding_test import markov_table
 from engine_cases import results_of
 from engine_tree_test import SIZE, make_sizes
@@ -22,11 +22,8 @@ OFTEN = np.eye(SIZE)[[0, 0, 0, 1, 2, 0, 0]]
 TABLE = 0.4 * markov_table(SIZE, seed=0) + 0.6 * OFTEN
 TARGET = testing.table_model(TABLE)
 REQUESTS = [
-  ss.Request(
-    token_ids=(token_id,),
-    sampling=ss.SamplingParams(
-      max_new_tokens=24, temperature=temperature, seed=token_id
-    ),
+  request_of(
+    (token_id,), max_new_tokens=24, temperature=temperature, seed=token_id
   )
   for token_id in range(5)
   for temperature in (0.0, 1.0)

@@ -6,6 +6,7 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
+from decoding_cases import request_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import profiling
@@ -38,8 +39,7 @@ def test_compilations_are_counted_once_and_in_their_thread():
 def test_a_rate_counts_neither_prompt_nor_compilation(model):
   decoder = ss.Decoder(ss.load(model))
   decoder.warmup(11)
-  sampling = ss.SamplingParams(max_new_tokens=8, ignore_eos=True)
-  request = ss.Request(token_ids=(1, 2, 3), sampling=sampling)
+  request = request_of((1, 2, 3), max_new_tokens=8, ignore_eos=True)
   first = None
   for event in decoder.run([request]):
     first = first or time.perf_counter()
@@ -64,8 +64,7 @@ def test_an_output_that_came_at_once_has_no_rate(model):
 
 
 def test_the_time_of_a_step_has_no_compilation(model):
-  sampling = ss.SamplingParams(max_new_tokens=2, ignore_eos=True)
-  request = ss.Request(token_ids=(1, 2, 3), sampling=sampling)
+  request = request_of((1, 2, 3), max_new_tokens=2, ignore_eos=True)
   # Sizes that no other test has.
   with ss.Decoder(ss.load(model), batch_size=5).engine_for([request]) as engine:
     engine.submit(request)

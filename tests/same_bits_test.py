@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding_cases import sizes_of
+from decoding_cases import request_of, sizes_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
@@ -226,10 +226,7 @@ def test_of_requests_that_give_up_their_pages(name):
   model = testing.random_model(config, dtype=dtype)
   rng = np.random.default_rng(0)
   requests = [
-    ss.Request(
-      token_ids=tuple(rng.integers(256, size=size).tolist()),
-      sampling=ss.SamplingParams(max_new_tokens=40),
-    )
+    request_of(rng.integers(256, size=size).tolist(), max_new_tokens=40)
     for size in (5, 23, 30, 37, 44)
   ]
   lengths = (0, 1, 2, 3)
