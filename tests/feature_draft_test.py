@@ -1,13 +1,13 @@
 """Drafts that read features of the target: exact in all modes."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from decoding_cases import assert_same, run
+from load_cases import read, rows_of
 from tree_cases import (
   CONFIG,
   DEVICES,
@@ -24,8 +24,6 @@ from tree_cases import (
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, profiling, sharding, testing
-from swiftspec_jax.cache import dense
-from swiftspec_jax.models import decoder
 from swiftspec_jax.step import unread_tokens
 
 
@@ -81,47 +79,6 @@ def rounds(mode, num_rounds, policy=None):
         yield engine
 
 
-_SIZE = 224  # of a padded text
-
-
-@functools.partial(jax.jit, static_argnames=('config', 'feature_layers'))
-def _forward(params, config, token_ids, before, feature_layers):
-  zeros = jnp.zeros((1, config.num_kv_heads, _SIZE, config.head_dim))
-  cache = dense.KVCache(
-    keys=[zeros] * config.num_layers,
-    values=[zeros] * config.num_layers,
-    kv_lengths=jnp.zeros(1, jnp.int32),
-    capacity=_SIZE,
-  )
-  return decoder.forward_with_features(
-    params,
-    config,
-    token_ids,
-    cache,
-    starts=jnp.zeros(1, jnp.int32),
-    features_before=before,
-    feature_layers=feature_layers,
-  )
-
-
-def read(model, text, before=None, feature_layers=()):
-  """Hidden states, features and cache rows of a text, from scratch."""
-  padded = np.zeros((1, _SIZE), np.int32)
-  padded[0, : len(text)] = text
-  if before is not None:
-    size = before.shape[1]
-    before = np.pad(before, ((0, 0), (0, _SIZE - size), (0, 0)))
-  device = model.mesh.devices.flat[0]
-  padded, before = jax.device_put((padded, before), device)
-  hidden, features, cache = _forward(
-    model.params, model.config, padded, before, feature_layers
-  )
-  size = len(text)
-  if features is not None:
-    features = np.asarray(features)[:, :size]
-  return np.asarray(hidden)[:, :size], features, rows_of(cache)[..., :size, :]
-
-
 def features_before(target, draft, text, dtype=jnp.bfloat16):
   """What the draft reads with each token of a text, and with the next one."""
   _, features, _ = read(target, text, feature_layers=FEATURE_LAYERS)
@@ -129,10 +86,6 @@ def features_before(target, draft, text, dtype=jnp.bfloat16):
   table = np.asarray(draft.params['feature_projection'])
   projected = features.astype(np.float32) @ table
   return np.pad(projected, ((0, 0), (1, 0), (0, 0)))
-
-
-def rows_of(cache):
-  return np.stack([np.stack(cache.keys), np.stack(cache.values)])[:, :, 0]
 
 
 def read_by_draft(engine):

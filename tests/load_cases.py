@@ -5,10 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from engine_cases import random_sampling
 from tree_cases import CONFIG
 
-import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
@@ -18,19 +16,6 @@ from swiftspec_jax.step.slot_sampling import level_of
 MAX_CONTEXT = 200
 _NUM_ROWS = 64  # more than an output has tokens
 ALONE = testing.random_model(CONFIG)  # the target on one device
-
-
-def random_requests(count, seed):
-  generator = np.random.default_rng(seed)
-  return [
-    ss.Request(
-      token_ids=tuple(
-        generator.integers(0, 256, generator.integers(1, 90)).tolist()
-      ),
-      sampling=random_sampling(generator),
-    )
-    for _ in range(count)
-  ]
 
 
 def serve(engine, requests, seed, share_of_cancelled=0.1):
@@ -100,19 +85,47 @@ def _choose(params, config, token_ids, cache, lengths, prompt_lengths, state):
   return logits[:, 0].argmax(axis=-1)
 
 
-forward = jax.jit(decoder.forward, static_argnums=1, static_argnames='context')
+_SIZE = 224  # of a padded text
 
 
-def fresh_cache(model, token_ids):
-  """The cache of a text that is read at once."""
-  padded = np.zeros((1, MAX_CONTEXT), np.int32)
-  padded[0, : len(token_ids)] = token_ids
-  _, cache = forward(
-    model.params,
-    model.config,
-    padded,
-    dense.init(model.config, 1, MAX_CONTEXT, model.dtype, model.mesh),
-    starts=np.zeros(1, np.int32),
-    context=MAX_CONTEXT,
+@functools.partial(jax.jit, static_argnames=('config', 'feature_layers'))
+def _forward(params, config, token_ids, before, feature_layers):
+  zeros = jnp.zeros((1, config.num_kv_heads, _SIZE, config.head_dim))
+  cache = dense.KVCache(
+    keys=[zeros] * config.num_layers,
+    values=[zeros] * config.num_layers,
+    kv_lengths=jnp.zeros(1, jnp.int32),
+    capacity=_SIZE,
   )
-  return cache
+  return decoder.forward_with_features(
+    params,
+    config,
+    token_ids,
+    cache,
+    starts=jnp.zeros(1, jnp.int32),
+    features_before=before,
+    feature_layers=feature_layers,
+  )
+
+
+def read(model, text, before=None, feature_layers=()):
+  """Hidden states, features and cache rows of a text, from scratch."""
+  padded = np.zeros((1, _SIZE), np.int32)
+  padded[0, : len(text)] = text
+  if before is not None:
+    size = before.shape[1]
+    before = np.pad(before, ((0, 0), (0, _SIZE - size), (0, 0)))
+  device = model.mesh.devices.flat[0]
+  padded, before = jax.device_put((padded, before), device)
+  hidden, features, cache = _forward(
+    model.params, model.config, padded, before, feature_layers
+  )
+  size = len(text)
+  if features is not None:
+    features = np.asarray(features)[:, :size]
+  return np.asarray(hidden)[:, :size], features, rows_of(cache)[..., :size, :]
+
+
+def rows_of(cache):
+  """Keys and values [2, layers, G, S, E] of the first row."""
+  return np.stack([np.stack(cache.keys), np.stack(cache.values)])[:, :, 0]

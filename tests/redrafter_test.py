@@ -18,7 +18,7 @@ from engine_cases import (
   make_sizes,
   results_of,
 )
-from feature_draft_test import read
+from load_cases import read
 from tree_cases import CONFIG, DEVICES, TREE, requests_of
 
 import swiftspec_jax as ss

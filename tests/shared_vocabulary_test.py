@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from decoding_cases import assert_same, run
 from engine_cases import ALL_OR_NONE, RandomLengths, make_engine, results_of
-from feature_draft_test import read
+from load_cases import read
 from tree_cases import DEVICES, TREE, requests_of
 
 import swiftspec_jax as ss

@@ -6,13 +6,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-from engine_cases import BAD_DRAFT, RandomLengths, make_sizes
-from load_cases import (
-  check,
-  forward,
-  random_requests,
-  serve,
-)
+from engine_cases import BAD_DRAFT, RandomLengths, make_sizes, random_requests
+from load_cases import check, serve
 from tree_cases import CONFIG
 
 import swiftspec_jax as ss
@@ -58,13 +53,12 @@ def read_cache(lengths):
   cache = dense.init(
     CONFIG, NUM_SLOTS, CHAINS.row_capacity, MODEL.dtype, MODEL.mesh
   )
+  starts = np.zeros(NUM_SLOTS, np.int32)
+  forward = jax.jit(
+    decoder.forward, static_argnums=1, static_argnames='context'
+  )
   _, cache = forward(
-    MODEL.params,
-    CONFIG,
-    token_ids,
-    cache,
-    starts=np.zeros(NUM_SLOTS, np.int32),
-    context=40,
+    MODEL.params, CONFIG, token_ids, cache, starts=starts, context=40
   )
   return cache.replace(kv_lengths=lengths.astype(np.int32))
 

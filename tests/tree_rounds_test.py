@@ -1,21 +1,18 @@
 """Rounds of trees one by one: caches, draft forwards, what crosses."""
 
 import dataclasses
-import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding_cases import run
+from decoding_cases import request_of, run
+from load_cases import read, rows_of
 from tree_cases import DEVICES, TREE, Pauses, pair, path_to, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.cache import dense
-from swiftspec_jax.models import decoder
 
 # Narrow, so that chains are sent before they have keys and values.
 HYBRID = {
@@ -42,53 +39,14 @@ def rounds(mode, draft_seed=0, policy=None, num_rounds=12, **changes):
         yield engine
 
 
-@functools.partial(jax.jit, static_argnames='config')
-def prefill(params, token_ids, config):
-  """Keys and values of a text from scratch: [layers, 2, S, G, E]."""
-  zeros = [jnp.zeros((1, 2, 256, 8))] * config.num_layers
-  _, cache = decoder.forward(
-    params,
-    config,
-    token_ids,
-    dense.KVCache(
-      keys=zeros,
-      values=zeros,
-      kv_lengths=jnp.zeros(1, jnp.int32),
-      capacity=256,
-    ),
-    starts=jnp.zeros(1, jnp.int32),
-  )
-  return jnp.stack([jnp.stack(cache.keys), jnp.stack(cache.values)], axis=1)
-
-
-def rows_of(cache):
-  return np.stack(
-    [np.stack([k, v]) for k, v in zip(cache.keys, cache.values, strict=True)]
-  )[:, :, 0]
-
-
 def check_cache(model, cache, text, path_of_row):
-  """Compares the rows of a text, and those of tree nodes, with a prefill."""
-  length = len(text)
-  paths = {length + row: path for row, path in path_of_row.items()}
-  got = rows_of(cache)
-  for row, path in [(length - 1, []), *paths.items()]:
-    token_ids = np.zeros((1, 250), np.int32)
-    known = [*text, *path]
-    token_ids[0, : len(known)] = known
-    device = model.mesh.devices.flat[0]
-    want = prefill(
-      model.params, jax.device_put(token_ids, device), model.config
-    )
-    want = np.asarray(want)[:, :, 0]
-    last = len(known) - 1
-    np.testing.assert_allclose(
-      got[:, :, :, row], want[:, :, :, last], atol=2e-5
-    )
-    if not path:
-      np.testing.assert_allclose(
-        got[:, :, :, :length], want[:, :, :, :length], atol=2e-5
-      )
+  """Rows of a text, and those of tree nodes, are as if read from scratch."""
+  length, got = len(text), rows_of(cache)
+  for row, path in [(slice(length), []), *path_of_row.items()]:
+    _, _, want = read(model, [*text, *path])
+    if path:
+      row, want = length + row, want[..., -1, :]
+    np.testing.assert_allclose(got[..., row, :], want, atol=2e-5)
 
 
 def check_round(engine):
@@ -120,8 +78,6 @@ def test_caches_equal_a_prefill_after_every_round(mode, draft_seed, changes):
     text, state = check_round(engine)
     outcomes.add(int(state.outcome[0]))
     lengths.append(len(text))
-    if not state.tree.size[0]:
-      continue  # the draft has read nothing yet
     tree = state.tree
     assert path_to(tree, 0) == text[-1:]
     known = int(state.cache.kv_lengths[0])
@@ -187,8 +143,7 @@ def table_pair(best=0.6, draft_best=0.6):
 def test_a_hit_with_enough_survivors_needs_no_forward():
   target, draft = table_pair()
   tree_config = dataclasses.replace(TREE, num_nodes=4, num_restart_steps=0)
-  sampling = ss.SamplingParams(temperature=1.0, seed=1, max_new_tokens=120)
-  request = ss.Request(token_ids=(1, 2, 3), sampling=sampling)
+  request = request_of((1, 2, 3), temperature=1.0, seed=1, max_new_tokens=120)
   seen, reroot, expected = set(), jax.jit(tree_lib.reroot), None
   tree_decoder = ss.Decoder(target, draft, tree=tree_config, run_ahead=0)
   with tree_decoder.engine_for([request]) as engine:
