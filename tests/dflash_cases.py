@@ -10,7 +10,6 @@ import numpy as np
 from checkpoint_cases import NUM_OUTPUTS, output_ids
 from eagle3_cases import SIZES, attend, gated, rms_norm, rotate
 
-LAYOUTS = ('z-lab', 'speculators')
 SIZES = {**SIZES, 'model_type': 'qwen3', 'num_hidden_layers': 2}
 NUM_HEADS, HEAD_DIM = SIZES['num_attention_heads'], SIZES['head_dim']
 BLOCK, MASK = 5, 261

@@ -9,7 +9,6 @@ import checkpoint_cases
 import numpy as np
 from checkpoint_cases import NUM_OUTPUTS, output_ids
 
-LAYOUTS = ('safeailab', 'sglang', 'speculators')
 MASK = 261
 SIZES = {
   'model_type': 'llama',

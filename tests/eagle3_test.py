@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from checkpoint_cases import change_config
 from decoding_cases import assert_same, run
-from engine_cases import ALL_OR_NONE, RandomLengths, make_engine, results_of
-from engine_feature_test import record_drafts
-from feature_draft_test import read
+from engine_feature_test import check_drafts
+from load_cases import read
 from safetensors import numpy as safetensors_numpy
 from tree_cases import CONFIG, DEVICES, MIXED, TREE, requests_of
 
@@ -221,20 +220,14 @@ def test_trees_write_what_plain_decoding_writes(directory, plain, mode):
 
 
 def test_drafts_of_engines_are_those_of_the_oracle(directory):
-  """After steps without drafts, preemption and prompts that share pages."""
   weights, target, draft = small_pair(directory)
   table = np.asarray(target.params['embedding'])
-  engine = make_engine(draft, RandomLengths(0), ALL_OR_NONE, target)
-  found = record_drafts(engine)
-  requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
-  results = results_of(engine, requests)
-  assert_same(results, run(ss.Decoder(target, batch_size=3), requests))
-  assert engine.scheduler.num_preemptions > 0
-  for i in np.random.default_rng(0).choice(len(found), 20, replace=False):
-    text, tokens = found[i]
+
+  def oracle(text, length):
     features = features_of(target, text[:-1], (0, 1))
-    expected, _ = cases.draft(weights, table, text, features, len(tokens))
-    assert tokens == expected
+    return cases.draft(weights, table, text, features, length)[0]
+
+  check_drafts(target, draft, oracle)
 
 
 def test_prompts_of_one_token(directory):

@@ -4,16 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding_cases import assert_same, run
 from engine_cases import (
   FEW,
   RandomLengths,
+  assert_empty,
+  make_engine,
   make_sizes,
   results_of,
   tokens_of,
 )
-from feature_draft_test import features_before, read
+from feature_draft_test import features_before
+from load_cases import read
 from tree_cases import fed_pair, requests_of
 
+import swiftspec_jax as ss
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
@@ -56,6 +61,25 @@ def record_drafts(engine):
 
   engine.drafter.draft = draft
   return found
+
+
+def check_drafts(target, draft, oracle, lengths=(0, 3)):
+  """Drafts of an engine are an oracle's, and the text is the target's own.
+
+  After steps without drafts, preemption and prompts that share pages. The
+  oracle is a function of the text and a number of tokens.
+  """
+  chains = {'rows': (4,), 'lengths': lengths}
+  engine = make_engine(draft, RandomLengths(0), chains, target)
+  found = record_drafts(engine)
+  requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
+  results = results_of(engine, requests)
+  assert_same(results, run(ss.Decoder(target, batch_size=3), requests))
+  assert engine.scheduler.num_preemptions > 0
+  assert_empty(engine)
+  for i in np.random.default_rng(0).choice(len(found), 20, replace=False):
+    text, tokens = found[i]
+    assert tokens == oracle(text, len(tokens))
 
 
 @pytest.mark.parametrize('make_draft', [lambda m: m, narrowest_tree])

@@ -11,13 +11,10 @@ import checkpoint_cases
 import jax
 import numpy as np
 import pytest
-from decoding_cases import assert_same, run
-from eagle3_cases import attend, gated, rotate
+from eagle3_cases import attend, gated, rms_norm, rotate
 from eagle3_test import chain_of, features_of
-from engine_cases import ALL_OR_NONE, RandomLengths, make_engine, results_of
-from engine_feature_test import record_drafts
+from engine_feature_test import check_drafts
 from safetensors import numpy as safetensors_numpy
-from tree_cases import requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
@@ -25,7 +22,6 @@ from swiftspec_jax import errors, testing
 WIDTH, FFW, HEAD_DIM, NUM_LAYERS, LENGTH = 32, 48, 8, 2, 4
 START = 'model.mtp_layers.0.'
 TEXT = tuple((np.arange(12) * 31 + 5) % 262)
-EPSILON = 1e-5
 
 
 def write(directory, **changes):
@@ -60,10 +56,6 @@ def write(directory, **changes):
     weights[START + name] = array
   safetensors_numpy.save_file(weights, file)
   return weights
-
-
-def rms_norm(x, scale):
-  return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * scale
 
 
 def forward(weights, tokens, before):
@@ -171,17 +163,13 @@ def test_the_target_is_one_of_qwen_2(tmp_path, pair_of):
 
 
 def test_drafts_of_engines_are_those_of_the_oracle(weights, pair_of):
-  """After steps without drafts, preemption and prompts that share pages."""
   target, draft = pair_of()
-  engine = make_engine(draft, RandomLengths(0), ALL_OR_NONE, target)
-  found = record_drafts(engine)
-  requests = requests_of(6, max_new_tokens=60, ignore_eos=True)
-  results = results_of(engine, requests)
-  assert_same(results, run(ss.Decoder(target), requests))
-  for i in np.random.default_rng(0).choice(len(found), 20, replace=False):
-    text, tokens = found[i]
+
+  def drafted(text, length):
     features = features_of(target, text[:-1], (NUM_LAYERS - 1,))
-    assert tokens == oracle(weights, text, features, len(tokens))[0]
+    return oracle(weights, text, features, length)[0]
+
+  check_drafts(target, draft, drafted)
 
 
 def test_a_layer_is_quantized(directory, pair_of):

@@ -8,7 +8,8 @@ import pytest
 from checkpoint_cases import change_config
 from dflash_test import LAYERS, LENGTH, REQUESTS, plain, serve
 from eagle3_test import features_of, target_of
-from engine_cases import RandomLengths, make_sizes
+from engine_cases import make_sizes
+from engine_feature_test import check_drafts
 from tree_cases import CONFIG, TREE
 
 import swiftspec_jax as ss
@@ -52,19 +53,17 @@ def directory(tmp_path_factory):
 
 @pytest.mark.parametrize('index', [0, 1])
 def test_drafts_are_those_of_the_published_forward(directory, index):
-  """Of an engine with preemption and steps without drafts; greedy."""
   target, weights, head = pair(directory, index)
-  tokens, found, _ = serve(target, head, REQUESTS, RandomLengths(0))
-  assert tokens == plain()
   table = np.asarray(target.params['embedding'])
-  generator = np.random.default_rng(0)
-  for i in generator.choice(len(found), 15, replace=False):
-    text, drafted = found[i]
+
+  def oracle(text, length):
     features = features_of(target, text[:-1], LAYERS)
-    expected, _ = cases.draft_at_once(
+    tokens, _ = cases.draft_at_once(
       weights, table, text, features, LENGTH, **SWITCHES[index]
     )
-    assert drafted == expected[: len(drafted)]
+    return tokens[:length]
+
+  check_drafts(target, head, oracle, (0, LENGTH))
 
 
 def test_drafts_of_one_token_need_no_mask(directory):

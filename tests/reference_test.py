@@ -2,19 +2,14 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import serving_cases
+from decoding_cases import request_of
 from engine_cases import trees_of
 from tree_cases import DEVICES, TREE, pair
 
 import swiftspec_jax as ss
 from swiftspec_jax import reference, types
-from swiftspec_jax.cost_model.linear import (
-  DraftCoefficients,
-  LinearCosts,
-  TargetCoefficients,
-)
 from swiftspec_jax.policies.goodput import Goodput
 
 # So large that no node is dropped, as the page drops none.
@@ -24,9 +19,7 @@ PROMPT, NUM_TOKENS = (3, 1, 4, 1, 5, 9, 2, 6), 40
 
 def rounds_of_engine(target, draft, tree):
   """Tokens, parents and outcomes that the engine sends, and its output."""
-  request = ss.Request(
-    token_ids=PROMPT, sampling=ss.SamplingParams(max_new_tokens=NUM_TOKENS)
-  )
+  request = request_of(PROMPT, max_new_tokens=NUM_TOKENS)
   decoder = ss.Decoder(target, draft, tree=tree, run_ahead=0)
   found = []
   with decoder.engine_for([request]) as engine:
@@ -75,31 +68,10 @@ def test_swiftspec(mode, draft_seed):
   assert len(sent) > 5
 
 
-class FixedAcceptance:
-  """An estimator that has learned all there is."""
-
-  coverage = 1.0
-
-  def __init__(self, acceptance):
-    self._acceptance = acceptance
-
-  def gains(self, view):
-    places = np.arange(view.buckets.max_length)[:, None]
-    return self._acceptance ** (places + 1.0) * np.ones(view.num_rows)
-
-  def gains_of(self, drafts):
-    del drafts
-
-
 @pytest.mark.parametrize('num_rows', [1, 4, 32])
 @pytest.mark.parametrize('acceptance', [0.2, 0.6, 0.9])
 def test_smartspec(num_rows, acceptance):
-  costs = LinearCosts(
-    target=TargetCoefficients(
-      fixed=10.0, rows=0.0, kv=0.0, query_tokens=0.2, speculative=0.0
-    ),
-    draft=DraftCoefficients(steps=1.0),
-  )
+  costs = serving_cases.linear_costs(fixed=10.0, query_tokens=0.2, steps=1.0)
   buckets = serving_cases.unpadded(num_rows, max_length=6)
   view = serving_cases.make_view(num_rows, buckets)
 
@@ -108,6 +80,6 @@ def test_smartspec(num_rows, acceptance):
     kv_tokens = int(view.kv_lengths.sum())
     return costs.predict(num_rows, tokens, kv_tokens, length).total
 
-  plan = Goodput(costs, FixedAcceptance(acceptance)).plan_draft(view)
+  plan = Goodput(costs, serving_cases.Oracle(acceptance)).plan_draft(view)
   best = reference.smartspec(acceptance, seconds, num_rows, buckets.lengths)
   assert plan.lengths.tolist() == [best] * num_rows

@@ -3,9 +3,9 @@
 import engine_cases
 import numpy as np
 import pytest
+from decoding_cases import request_of
 from serving_cases import Oracle, linear_costs, make_view, unpadded
 
-import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax.cost_model.self_draft import SelfDraftCosts
 from swiftspec_jax.drafters.models.self_draft import SelfDraft, sparse_pages
@@ -13,7 +13,6 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 
 LENGTH = 3
-LOOKUP = engine_cases.DRAFTS['lookup']
 
 
 @pytest.mark.parametrize(
@@ -55,10 +54,7 @@ def requests_of(lengths, seed=0, **options):
   generator = np.random.default_rng(seed)
   options = {'max_new_tokens': 24, 'ignore_eos': True, **options}
   return [
-    ss.Request(
-      token_ids=tuple(generator.integers(0, 256, length).tolist()),
-      sampling=ss.SamplingParams(**options),
-    )
+    request_of(generator.integers(0, 256, length).tolist(), **options)
     for length in lengths
   ]
 

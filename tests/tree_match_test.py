@@ -2,7 +2,7 @@
 
 The kernels run in their interpreters; they must decide as the reference does,
 bit for bit. The reference is checked against hand tables and the distribution
-in tree_verification_test.py.
+in verify_test.py.
 """
 
 import functools
