@@ -23,7 +23,6 @@ from swiftspec_jax import config as config_lib
 from swiftspec_jax import testing
 from swiftspec_jax.cli.flags import shared_flags
 from swiftspec_jax.distillation import student
-from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import quantization, transposed
 
@@ -156,8 +155,8 @@ def test_greedy_output_is_that_of_rounded_weights(weight_dtype):
 @pytest.mark.parametrize('weight_dtype', LIMITS)
 def test_the_engine_takes_quantized_models(weight_dtype):
   target = model_of(weight_dtype)
-  sizes = engine_cases.make_sizes(drafts={'rows': (4,), 'lengths': (0, 3)})
-  engine = Engine(target, target, sizes=sizes)
+  chains = engine_cases.ALL_OR_NONE
+  engine = engine_cases.make_engine(target, chains=chains, target=target)
   got = engine_cases.results_of(engine, REQUESTS)
   assert_same(got, results_of(target))
 
