@@ -28,6 +28,9 @@ _PLAN_EVERY = 4
 # verified since the probe before. It has room for about one token a row of the
 # batch; those that wait longest come first.
 _PROBE_EVERY = 128
+# Where lookups run on the devices, a probe that finds nothing is a plain step,
+# and one that finds something takes little longer.
+_PROBE_LOOKUPS_EVERY = 32
 _ROUNDING = 1e-6  # tokens that a sum of floats may miss
 # What experiments may lose to plain steps: a share of all seconds, and the
 # seconds of some steps to begin with. A probe can be dear: a draft model may
@@ -82,7 +85,7 @@ class Goodput(policies.Policy):
     if held is not None and view.step < end and rows == its_rows:
       return held
     plan = self._plan(view)
-    end = min(view.step + _PLAN_EVERY, self._last_probe + _PROBE_EVERY)
+    end = min(view.step + _PLAN_EVERY, self._last_probe + _wait(view))
     self._held = plan, its_rows, 0 if plan.is_experiment else end
     return plan
 
@@ -102,11 +105,11 @@ class Goodput(policies.Policy):
     self._make_room(view)
     self._last_verified[view.slots[outcome.lengths > 0]] = view.step
     if outcome.plan.is_probe is not None:
-      # Rows that could not be drafted for yet are due in the next step.
-      is_late = outcome.plan.is_probe & (outcome.plan.lengths == 0)
-      if is_late.any():
+      # Rows that had no draft, as it was late or not found, stay due.
+      is_due = outcome.plan.is_probe & (outcome.lengths == 0)
+      if is_due.any():
         self._last_probe = view.step - _PROBE_EVERY
-        self._last_verified[view.slots[is_late]] = self._last_probe
+        self._last_verified[view.slots[is_due]] = self._last_probe
 
   def observe_other(self, outcome: policies.Outcome) -> None:
     """Takes a step whose drafts were not those that this is about."""
@@ -116,7 +119,9 @@ class Goodput(policies.Policy):
     """Adds up the seconds of steps, and those that experiments have lost."""
     self._seconds += outcome.seconds
     view, plan = outcome.view, outcome.plan
-    if not plan.is_experiment and not outcome.prefills_draft:
+    if not outcome.prefills_draft and (
+      not plan.is_experiment or outcome.num_fed == 0
+    ):
       return
     factor = 1 + outcome.num_accepted.sum() / max(view.num_rows, 1)
     loss = outcome.seconds - factor * self._plain_seconds(view)
@@ -168,14 +173,17 @@ class Goodput(policies.Policy):
     longest = lengths[choice]
     if coverage < 1 and self._knows_free_drafts(view):
       longest, num_tokens = lengths[-1], view.max_draft_tokens
+    planned = allocation.allocate(gains[:longest], num_tokens)
     probes = self._probes(view, limits)
+    # What a lookup on the devices finds is verified: those planned tell enough.
+    if view.finds_drafts_late and planned.all():
+      probes = None
     if probes is not None:
       room = max(view.max_draft_tokens - int(probes.sum()), 0)
       planned = allocation.allocate(gains[:longest], min(num_tokens, room))
       return policies.DraftPlan(
         lengths=np.maximum(planned, probes), is_probe=probes > 0
       )
-    planned = allocation.allocate(gains[:longest], num_tokens)
     if due is not None:
       return policies.DraftPlan(lengths=planned)
     return policies.DraftPlan(
@@ -252,7 +260,7 @@ class Goodput(policies.Policy):
     """Returns the least lengths i64[B] of a step that probes."""
     self._last_probe = min(self._last_probe, view.step)
     elapsed = view.step - self._last_probe
-    is_time = elapsed >= _PROBE_EVERY and limits.any()
+    is_time = elapsed >= _wait(view) and limits.any()
     loss = self._probe_loss
     if view.num_unread_tokens:
       loss = self._loss_per_unread * view.num_unread_tokens
@@ -276,6 +284,11 @@ class Goodput(policies.Policy):
   def _make_room(self, view: policies.StepView) -> None:
     if len(self._last_verified) != view.buckets.max_rows:
       self._last_verified = np.full(view.buckets.max_rows, -1)
+
+
+def _wait(view: policies.StepView) -> int:
+  """Returns the steps between probes."""
+  return _PROBE_LOOKUPS_EVERY if view.finds_drafts_late else _PROBE_EVERY
 
 
 def _probe_length(view: policies.StepView) -> int:
