@@ -122,7 +122,7 @@ def test_the_best_source_is_followed(accepted, share_found, step_seconds, best):
   counts = collections.Counter()
   for step in range(1500):
     view = dataclasses.replace(
-      cases.make_view(1, buckets, step=step),
+      cases.make_view(1, buckets, step=step, num_output=[step]),
       can_look_up=True,
       finds_drafts_late=True,
     )
@@ -158,11 +158,11 @@ def test_a_probe_of_the_model_leaves_the_source_as_it_is():
   lookup = Goodput(cases.linear_costs(fixed=10, query_tokens=0.2))
   policy = BestSource(model, lookup)
   for step in range(200):
-    view = cases.make_view(1, buckets, step=step)
+    view = cases.make_view(1, buckets, step=step, num_output=[step])
     view = dataclasses.replace(view, can_look_up=True)
     plan = policy.plan_draft(view)
     # The model would be better than nothing.
-    assert plan.is_lookup or (plan.is_probe is not None and step == 128)
+    assert plan.is_lookup or (plan.is_probe is not None and step == 144)
     accepted = np.minimum(plan.lengths, 2)
     policy.observe(cases.make_outcome(view, plan.lengths, accepted, plan=plan))
 

@@ -7,13 +7,17 @@ import numpy as np
 from swiftspec_jax import policies
 from swiftspec_jax.policies.goodput import Goodput
 
-# Factor by which the other source has to be better than the one at hand: after
-# a pause a model has to read what it has missed.
-_HYSTERESIS = 1.05
+# Factors by which the model has to be better than lookups: to be followed, and
+# to stay so. It has to read what it has missed, and what is known of lookups
+# is old by then.
+_BETTER, _STILL_BETTER = 1.2, 1.05
 # Steps in which both are asked: the first ones, and later one of some. To ask
 # costs the host time, and who is not followed learns little.
 _NUM_FIRST = 64
 _ASK_BOTH_EVERY = 8
+# Tokens of a text for which only lookups are asked: whether it repeats earlier
+# text shows early, and a model that is not needed reads no prompt.
+_NUM_LOOKED_UP = 16
 
 
 class BestSource(policies.Policy):
@@ -37,7 +41,9 @@ class BestSource(policies.Policy):
 
   def _best(self, view: policies.StepView) -> policies.DraftPlan:
     asks_both = view.step < _NUM_FIRST or view.step % _ASK_BOTH_EVERY == 0
-    if not view.can_look_up or not (asks_both or self._was_lookup):
+    is_new = bool((view.num_output < _NUM_LOOKED_UP).all())
+    is_asked = asks_both or self._was_lookup or is_new
+    if not view.can_look_up or not is_asked:
       return self._model.plan_draft(view)
     # Who is asked expects to be followed in its experiments.
     found = self._lookup.plan_draft(
@@ -45,14 +51,14 @@ class BestSource(policies.Policy):
     )
     if found.lengths.any():
       found = dataclasses.replace(found, is_lookup=True)
-    if found.is_experiment or not asks_both:
+    if found.is_experiment or not asks_both or is_new:
       return found
     drafted = self._model.plan_draft(view)
     if drafted.is_experiment or not found.lengths.any():
       return drafted
     least = _goodput(drafted)
     if drafted.lengths.any():
-      least *= 1 / _HYSTERESIS if self._was_lookup else _HYSTERESIS
+      least /= _BETTER if self._was_lookup else _STILL_BETTER
     return found if _goodput(found) > least else drafted
 
   def plan_verify(self, view, plan, drafts) -> np.ndarray:
