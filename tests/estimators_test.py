@@ -163,8 +163,9 @@ def test_coverage():
     accepted = cases.draw_accepted(generator, 0.7, drafted)
     plan = policies.DraftPlan(lengths=np.full(64, 4))
     estimator.observe(cases.make_outcome(view, drafted, accepted, plan=plan))
-  assert estimator.coverage == pytest.approx(0.5, abs=0.02)
-  predicted = 64 + 64 * estimator.coverage * pooled(estimator)[:4].sum()
+  coverage = estimator.coverage(view)
+  assert coverage == pytest.approx(0.5, abs=0.02)
+  predicted = 64 + 64 * coverage * pooled(estimator)[:4].sum()
   realised = 64 + 32 * (0.7 ** np.arange(1, 5)).sum()
   assert predicted == pytest.approx(realised, rel=0.02)
 
@@ -182,7 +183,7 @@ def test_lookups_that_find_nothing_for_long(make):
         view, nothing, nothing, plan=asked, accepted_ranks=ranks
       )
     )
-  assert 0 < estimator.coverage < 0.02
+  assert 0 < estimator.coverage(view) < 0.02
   policy = Goodput(cases.LOOKUP_70B, estimator)
   for num_rows in (1, 16):
     view = cases.make_view(num_rows, BUCKETS, step=4000)
@@ -212,7 +213,7 @@ def test_a_cold_start_is_defined():
   """Item 23."""
   estimator = ChainEstimator()
   np.testing.assert_allclose(pooled(estimator), 0.7 ** np.arange(1, 8))
-  assert estimator.coverage == 1
+  assert estimator.coverage(cases.make_view(1, BUCKETS)) == 1
 
 
 def test_rows_that_are_no_evidence_are_left_out():

@@ -152,7 +152,8 @@ def test_rows_that_must_not_be_drafted_for_are_not_probed(monkeypatch):
   assert planned(18, limits * 0).is_probe is None
 
 
-def test_a_probe_that_finds_nothing_stays_due():
+def test_a_probe_that_finds_nothing_stays_due(monkeypatch):
+  monkeypatch.setattr(goodput, '_PROBE_EVERY', 32)
   policy = Goodput(COSTS, cases.Oracle(0.0))
   steps = []
   for step in range(100):
@@ -163,18 +164,6 @@ def test_a_probe_that_finds_nothing_stays_due():
     policy.observe(cases.make_outcome(view, found, 0 * found, plan=plan))
     steps += [step] * (plan.is_probe is not None)
   assert steps == [*range(32, 41), 72]
-
-
-def test_lookups_that_are_planned_are_not_probed():
-  policy = Goodput(cases.linear_costs(fixed=10), cases.Oracle(0.8))
-  for step in range(100):
-    view = cases.make_view(1, cases.unpadded(1), step=step)
-    view = dataclasses.replace(view, finds_drafts_late=True)
-    plan = policy.plan_draft(view)
-    assert plan.lengths.any()
-    assert plan.is_probe is None
-    nothing = 0 * plan.lengths
-    policy.observe(cases.make_outcome(view, nothing, nothing, plan=plan))
 
 
 def switches():

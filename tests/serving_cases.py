@@ -10,7 +10,10 @@ from swiftspec_jax.cost_model.linear import (
   TargetCoefficients,
 )
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.policies.prediction.estimators import ChainEstimator
+from swiftspec_jax.policies.prediction.estimators import (
+  ChainEstimator,
+  Estimator,
+)
 
 PLENTY = 10**6  # pages
 
@@ -107,12 +110,15 @@ def play(policy, view, acceptance, generator):
   return plan, lengths, accepted
 
 
-class Oracle:
+class Oracle(Estimator):
   """Knows the acceptance of every row."""
 
   def __init__(self, acceptance, coverage=1.0):
     self.acceptance = np.asarray(acceptance)
-    self.coverage = coverage
+    self._share = coverage
+
+  def coverage(self, view):
+    return self._share
 
   def gains(self, view):
     positions = np.arange(1, view.buckets.max_length + 1)[:, None]

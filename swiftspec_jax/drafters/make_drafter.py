@@ -115,12 +115,16 @@ def make(spec: DraftSpec, setup: Setup) -> EngineDrafter:
   return drafter
 
 
-def make_lookup(spec: DraftSpec, setup: Setup) -> EngineDrafter | None:
-  """Returns what may look drafts up in place of a spec's model, if anything."""
-  if not spec.looks_up or setup.target.images is not None:
+def lookup_of(spec: DraftSpec, setup: Setup) -> PromptLookup | None:
+  """Returns the lookup that a spec is, or may be replaced by, if any."""
+  if setup.target.images is not None:
     return None
+  if not isinstance(spec, PromptLookup):
+    if not spec.looks_up:
+      return None
+    spec = PromptLookup()
   longest = setup.sizes.scheduler.buckets.max_length
-  return PromptLookup(num_speculative_tokens=longest).make(setup)
+  return dataclasses.replace(spec, num_speculative_tokens=longest)
 
 
 def _without_images(spec: DraftSpec, setup: Setup) -> Any:

@@ -27,6 +27,7 @@ from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.device_drafter import DeviceDrafter
 from swiftspec_jax.drafters.engine_drafter import SlotTexts
 from swiftspec_jax.drafters.spec import Setup
+from swiftspec_jax.drafters.texts.lookup_hindsight import LookupHindsight
 from swiftspec_jax.engine.frontend import Frontend
 from swiftspec_jax.engine.grammar_steps import GrammarSteps
 from swiftspec_jax.engine.step_reader import StepReader
@@ -81,7 +82,8 @@ class Engine(Frontend):
       sizes: sizes that everything is compiled for.
       policy: policy that decides how much to speculate; by default nothing is.
       looks_up: whether the policy may have drafts looked up instead, if the
-        drafts of the model have lookups in them.
+        drafts of the model have lookups in them, and learns from each text what
+        lookups are worth.
       run_ahead: steps that are enqueued before one is read; 0 reads each before
         the next. More takes `PersistentTrees`, a lookup or drafter on the
         devices, or no draft, as others need the text.
@@ -124,7 +126,8 @@ class Engine(Frontend):
       timeline=timeline,
     )
     self.drafter = make_drafter.make(spec, setup)
-    self._lookup = make_drafter.make_lookup(spec, setup) if looks_up else None
+    lookup = make_drafter.lookup_of(spec, setup) if looks_up else None
+    self._lookup = lookup.make(setup) if lookup and model else None
     self._drafters = [x for x in (self.drafter, self._lookup) if x is not None]
     self.programs = Programs(sizes, self._target, self._drafters)
     # Of how much to draft; may be replaced between steps.
@@ -139,6 +142,7 @@ class Engine(Frontend):
       self._jobs,
       self._texts,
       drafts_by_model=model is not None,
+      hindsight=lookup and LookupHindsight(lookup, self.max_rows),
       timeline=timeline,
     )
 

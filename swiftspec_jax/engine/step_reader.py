@@ -12,6 +12,7 @@ import numpy as np
 from swiftspec_jax import policies, profiling, types
 from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
+from swiftspec_jax.drafters.texts.lookup_hindsight import LookupHindsight
 from swiftspec_jax.engine import steps
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.engine.steps import StepRecord, Unread
@@ -38,6 +39,7 @@ class StepReader:
     texts: SlotTexts,
     *,
     drafts_by_model: bool,
+    hindsight: LookupHindsight | None,
     timeline: timeline_lib.Timeline | None,
   ):
     """Has read nothing yet.
@@ -50,12 +52,15 @@ class StepReader:
         out.
       texts: texts of the slots; written.
       drafts_by_model: whether the drafter is a model.
+      hindsight: reader of the texts that tells the policy what lookups would
+        have drafted.
       timeline: timeline that notes waits, and the work after them.
     """
     self._timeline = timeline
     self._scheduler = scheduler
     self._target = target
     self._drafter, self._drafts_by_model = drafter, drafts_by_model
+    self._hindsight = hindsight
     self._jobs = jobs
     self._texts = texts
     self._max_nodes = scheduler.config.buckets.max_length + 1
@@ -102,9 +107,12 @@ class StepReader:
     self._drafter.commit(
       view, unread.drafted, unread.verified, verdicts.num_accepted, rows
     )
-    policy.observe(
-      self._outcome(unread, view, rows, lengths, verdicts, seconds)
-    )
+    outcome = self._outcome(unread, view, rows, lengths, verdicts, seconds)
+    if self._hindsight is not None:
+      num_new = accepted[: step.num_decoding] + 1
+      looked_up = self._hindsight.look_back(view, self._texts, rows, num_new)
+      outcome = dataclasses.replace(outcome, looked_up=looked_up)
+    policy.observe(outcome)
     # What a policy does is no part of the next step: its first fit may have to
     # wait until scipy is imported.
     self._last_read = time.perf_counter()

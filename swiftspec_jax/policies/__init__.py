@@ -185,6 +185,35 @@ class Drafts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LookedUp:
+  """What prompt lookup would have drafted, as the texts tell later.
+
+  Attributes:
+    num_asked: i64[B] places of the text that were looked up.
+    num_found: i64[B] places for which there was a chain.
+    num_reached: i64[K, B] chains that were right up to a token.
+    num_right: i64[K, B] of them those in which it was right, too.
+  """
+
+  num_asked: np.ndarray
+  num_found: np.ndarray
+  num_reached: np.ndarray
+  num_right: np.ndarray
+
+  @classmethod
+  def none(cls, length: int, num_rows: int) -> 'LookedUp':
+    """Returns counts of 0 for chains of up to K tokens in B rows."""
+    num_asked, num_found = np.zeros((2, num_rows), np.int64)
+    num_reached, num_right = np.zeros((2, length, num_rows), np.int64)
+    return cls(
+      num_asked=num_asked,
+      num_found=num_found,
+      num_reached=num_reached,
+      num_right=num_right,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
   """What the target said.
 
@@ -204,6 +233,8 @@ class Outcome:
     num_fed: draft tokens of all rows that were fed, where that is more than
       was found; None where it is the sum of `lengths`.
     prefills_draft: whether a draft model read late tokens in the step.
+    looked_up: drafts that lookups would have made since they were last told;
+      None where nothing is told.
   """
 
   view: StepView
@@ -216,6 +247,7 @@ class Outcome:
   is_usable: np.ndarray | bool = True
   num_fed: int | None = None
   prefills_draft: bool = False
+  looked_up: LookedUp | None = None
 
 
 class Policy(abc.ABC):

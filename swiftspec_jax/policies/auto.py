@@ -4,8 +4,15 @@ from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.best_source import BestSource
 from swiftspec_jax.policies.goodput import Goodput
-from swiftspec_jax.policies.prediction.estimators import TreeEstimator
-from swiftspec_jax.policies.prediction.live_costs import LiveCosts
+from swiftspec_jax.policies.prediction.estimators import (
+  ChainEstimator,
+  TreeEstimator,
+)
+from swiftspec_jax.policies.prediction.live_costs import (
+  LiveCosts,
+  LookupCosts,
+)
+from swiftspec_jax.policies.prediction.lookup_estimator import LookupEstimator
 
 
 def make(
@@ -24,10 +31,13 @@ def make(
     costs: seconds of a step, with drafts of the model; None learns them while
       it decodes, and those of steps with lookups alone.
   """
-  policy = Goodput(
-    costs or LiveCosts(buckets, drafts_by_model=drafts_by_model),
-    TreeEstimator() if is_tree else None,
-  )
-  if costs is not None or not drafts_by_model:
+  estimator = ChainEstimator() if drafts_by_model else LookupEstimator()
+  if is_tree:
+    estimator = TreeEstimator()
+  if costs is not None:
+    return Goodput(costs, estimator)
+  live = LiveCosts(buckets, drafts_by_model=drafts_by_model)
+  policy = Goodput(live, estimator)
+  if not drafts_by_model:
     return policy
-  return BestSource(policy, Goodput(LiveCosts(buckets, drafts_by_model=False)))
+  return BestSource(policy, Goodput(LookupCosts(live), LookupEstimator()))

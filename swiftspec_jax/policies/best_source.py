@@ -7,17 +7,17 @@ import numpy as np
 from swiftspec_jax import policies
 from swiftspec_jax.policies.goodput import Goodput
 
-# Factors by which the model has to be better than lookups: to be followed, and
-# to stay so. It has to read what it has missed, and what is known of lookups
-# is old by then.
-_BETTER, _STILL_BETTER = 1.2, 1.05
-# Steps in which both are asked: the first ones, and later one of some. To ask
-# costs the host time, and who is not followed learns little.
-_NUM_FIRST = 64
-_ASK_BOTH_EVERY = 8
-# Tokens of a text for which only lookups are asked: whether it repeats earlier
-# text shows early, and a model that is not needed reads no prompt.
-_NUM_LOOKED_UP = 16
+# Factor by which one source has to be better than the one that is followed.
+_BETTER = 1.05
+# The first steps have no drafts of the model: what plain ones take is learned
+# before.
+_NUM_WITHOUT_MODEL = 16
+# Steps in which both are asked: early ones, and later one of some. Lookups may
+# find more in any text, and a model that is not followed learns little.
+_NUM_EARLY = 64
+_ASK_LOOKUP_EVERY, _ASK_MODEL_EVERY = 8, 32
+# Tokens that pay for what a model has to read before.
+_PAYING_TOKENS = 64
 
 
 class BestSource(policies.Policy):
@@ -34,49 +34,44 @@ class BestSource(policies.Policy):
     self._was_lookup = False
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
-    plan = self._best(view)
-    if plan.lengths.any() and not plan.is_experiment:
-      self._was_lookup = plan.is_lookup
-    return plan
-
-  def _best(self, view: policies.StepView) -> policies.DraftPlan:
-    asks_both = view.step < _NUM_FIRST or view.step % _ASK_BOTH_EVERY == 0
-    is_new = bool((view.num_output < _NUM_LOOKED_UP).all())
-    is_asked = asks_both or self._was_lookup or is_new
-    if not view.can_look_up or not is_asked:
+    every = _ASK_MODEL_EVERY if self._was_lookup else _ASK_LOOKUP_EVERY
+    asks_both = view.step < _NUM_EARLY or view.step % every == 0
+    # Before the model reads a text it may be known that lookups are better.
+    asks_both |= view.num_unread_tokens > 0 and not self._was_lookup
+    if not view.can_look_up or not (self._was_lookup or asks_both):
       return self._model.plan_draft(view)
-    # Who is asked expects to be followed in its experiments.
-    found = self._lookup.plan_draft(
-      dataclasses.replace(view, num_unread_tokens=0)
-    )
+    found = self._lookup.plan_draft(view)
     if found.lengths.any():
       found = dataclasses.replace(found, is_lookup=True)
-    if found.is_experiment or not asks_both or is_new:
+    if found.is_experiment or not asks_both or view.step < _NUM_WITHOUT_MODEL:
       return found
     drafted = self._model.plan_draft(view)
-    if drafted.is_experiment or not found.lengths.any():
+    # Who experiments expects to be followed.
+    if drafted.is_experiment:
       return drafted
-    least = _goodput(drafted)
     if drafted.lengths.any():
-      least /= _BETTER if self._was_lookup else _STILL_BETTER
-    return found if _goodput(found) > least else drafted
+      least = 1 / (
+        1 / _goodput(drafted) + self._model.prefill_loss(view) / _PAYING_TOKENS
+      )
+      least *= 1 / _BETTER if self._was_lookup else _BETTER
+      self._was_lookup = _goodput(found) > least
+    else:
+      self._was_lookup = True
+    return found if self._was_lookup else drafted
 
   def plan_verify(self, view, plan, drafts) -> np.ndarray:
-    return self._source(plan).plan_verify(view, plan, drafts)
+    source = self._lookup if plan.is_lookup else self._model
+    return source.plan_verify(view, plan, drafts)
 
   def observe(self, outcome: policies.Outcome) -> None:
-    own = self._source(outcome.plan)
-    own.observe(outcome)
+    own, other = self._model, self._lookup
     if not outcome.view.can_look_up:
+      own.observe(outcome)
       return  # what lookups learned would be of no use
-    other = self._model if own is self._lookup else self._lookup
-    if outcome.plan.lengths.any():
-      other.observe_other(outcome)
-    else:
-      other.observe(outcome)
-
-  def _source(self, plan: policies.DraftPlan) -> Goodput:
-    return self._lookup if plan.is_lookup else self._model
+    if outcome.plan.is_lookup:
+      own, other = other, own
+    own.observe(outcome)
+    other.observe_other(outcome)
 
 
 def _goodput(plan: policies.DraftPlan) -> float:

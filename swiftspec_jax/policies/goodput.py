@@ -7,6 +7,7 @@ Legend: B rows, K longest draft.
 
 import dataclasses
 import sys
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,22 +22,20 @@ from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 # Factor by which another longest draft has to be better than the one at hand,
 # while the declared number of rows stays the same.
 _HYSTERESIS = 1.02
-# Steps that a plan holds for, as long as the rows and their limits stay the
-# same: to plan takes some 0.3 ms.
-_PLAN_EVERY = 4
+# Steps that a plan holds for, as long as the rows stay the same: to plan takes
+# some 0.3 ms.
+_PLAN_EVERY = 8
 # Steps between probes. A probe drafts for the rows of which nothing was
 # verified since the probe before. It has room for about one token a row of the
 # batch; those that wait longest come first.
 _PROBE_EVERY = 128
-# Where lookups run on the devices, a probe that finds nothing is a plain step,
-# and one that finds something takes little longer.
-_PROBE_LOOKUPS_EVERY = 32
 _ROUNDING = 1e-6  # tokens that a sum of floats may miss
 # What experiments may lose to plain steps: a share of all seconds, and the
 # seconds of some steps to begin with. A probe can be dear: a draft model may
 # have to read a long text first.
 _LOST_SHARE = 0.01
 _LOST_STEPS = 8
+_PREFILL_DECAY = 0.9  # weight of a step in which a draft model read
 
 
 class Goodput(policies.Policy):
@@ -64,29 +63,34 @@ class Goodput(policies.Policy):
     self._estimator = estimator or ChainEstimator()
     self._last = (0, -1)  # declared rows, and index of the length
     # A plan, what it is for, and the step from which it no longer holds.
-    self._held: tuple[policies.DraftPlan | None, object, int] = None, None, 0
+    self._held: tuple[policies.DraftPlan | None, bytes, int] = None, b'', 0
     self._last_probe = sys.maxsize  # step, at first the first one
     self._last_verified = np.zeros(0, np.int64)  # step, by slot
     self._has_free_drafts: bool | None = None  # not known yet
+    # Outcomes that nothing has been learned from yet.
+    self._news: list[
+      tuple[Callable[[policies.Outcome], None], policies.Outcome]
+    ] = []
     # Of all steps; lost by experiments, and by the last probe.
     self._seconds = self._lost_seconds = self._probe_loss = 0.0
-    # Lost for each token that a draft model had to read before, of late.
-    self._loss_per_unread = 0.0
+    # Lost while a draft model read what it had missed, and the tokens of that.
+    self._prefill_loss = self._prefilled = 0.0
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     if view.num_prefill_tokens:
       # The score has the price of what drafts take from prompts.
       plan = self._plan(view.with_drafts_first())
       return dataclasses.replace(plan, is_first=True)
-    if view.num_unread_tokens:
-      return self._plan(view)
     held, rows, end = self._held
-    its_rows = view.request_ids.tolist(), view.limits.tolist()
+    its_rows = view.request_ids.tobytes()
     if held is not None and view.step < end and rows == its_rows:
       return held
     plan = self._plan(view)
-    end = min(view.step + _PLAN_EVERY, self._last_probe + _wait(view))
-    self._held = plan, its_rows, 0 if plan.is_experiment else end
+    if not plan.is_experiment:
+      end = view.step + _PLAN_EVERY
+      if not self._estimator.is_told:
+        end = min(end, self._last_probe + _PROBE_EVERY)
+      self._held = plan, its_rows, end
     return plan
 
   def plan_verify(self, view, plan, drafts) -> np.ndarray:
@@ -97,6 +101,28 @@ class Goodput(policies.Policy):
     return chosen
 
   def observe(self, outcome: policies.Outcome) -> None:
+    self._take(self._learn, outcome)
+
+  def observe_other(self, outcome: policies.Outcome) -> None:
+    """Takes a step whose drafts were not those that this is about."""
+    self._take(self._learn_from_other, outcome)
+
+  def _take(
+    self, learn: Callable[[policies.Outcome], None], outcome: policies.Outcome
+  ) -> None:
+    """Keeps an outcome for the next plan: in one go it takes less time."""
+    self._news.append((learn, outcome))
+    if self._estimator.is_told and outcome.looked_up is not None:
+      self._held = None, b'', 0  # it is known again what is best
+    if len(self._news) >= _PLAN_EVERY:
+      self._catch_up()
+
+  def _catch_up(self) -> None:
+    news, self._news = self._news, []
+    for learn, outcome in news:
+      learn(outcome)
+
+  def _learn(self, outcome: policies.Outcome) -> None:
     self._estimator.observe(outcome)
     if self._live is not None:
       self._live.observe(outcome)
@@ -111,9 +137,11 @@ class Goodput(policies.Policy):
         self._last_probe = view.step - _PROBE_EVERY
         self._last_verified[view.slots[is_due]] = self._last_probe
 
-  def observe_other(self, outcome: policies.Outcome) -> None:
-    """Takes a step whose drafts were not those that this is about."""
+  def _learn_from_other(self, outcome: policies.Outcome) -> None:
     self._seconds += outcome.seconds
+    self._estimator.observe_other(outcome)
+    if self._live is not None:
+      self._live.observe(outcome)
 
   def _count_seconds(self, outcome: policies.Outcome) -> None:
     """Adds up the seconds of steps, and those that experiments have lost."""
@@ -129,9 +157,15 @@ class Goodput(policies.Policy):
     if plan.is_experiment:
       self._lost_seconds += loss
     if outcome.prefills_draft:
-      self._loss_per_unread = loss / max(view.num_unread_tokens, 1)
+      chunk = min(view.num_unread_tokens, view.buckets.max_query_tokens)
+      self._prefill_loss = _PREFILL_DECAY * self._prefill_loss + loss
+      self._prefilled = _PREFILL_DECAY * self._prefilled + chunk
     elif plan.is_probe is not None:
       self._probe_loss = loss
+
+  def prefill_loss(self, view: policies.StepView) -> float:
+    """Returns the seconds lost while a draft model reads what it has missed."""
+    return view.num_unread_tokens * self._prefill_loss / max(self._prefilled, 1)
 
   def _can_lose(self, loss: float, view: policies.StepView) -> bool:
     room = _LOST_STEPS * self._plain_seconds(view) + _LOST_SHARE * self._seconds
@@ -150,9 +184,10 @@ class Goodput(policies.Policy):
     return float(parts.total)
 
   def _plan(self, view: policies.StepView) -> policies.DraftPlan:
+    self._catch_up()
     limits = view.fitting(view.limits)
     gains = self._gains(view, limits)
-    coverage = self._estimator.coverage
+    coverage = self._estimator.coverage(view)
     lengths = view.buckets.length_array
     scores = search.score(
       view,
@@ -174,10 +209,9 @@ class Goodput(policies.Policy):
     if coverage < 1 and self._knows_free_drafts(view):
       longest, num_tokens = lengths[-1], view.max_draft_tokens
     planned = allocation.allocate(gains[:longest], num_tokens)
-    probes = self._probes(view, limits)
-    # What a lookup on the devices finds is verified: those planned tell enough.
-    if view.finds_drafts_late and planned.all():
-      probes = None
+    probes = None
+    if not self._estimator.is_told:
+      probes = self._probes(view, limits)
     if probes is not None:
       room = max(view.max_draft_tokens - int(probes.sum()), 0)
       planned = allocation.allocate(gains[:longest], min(num_tokens, room))
@@ -199,14 +233,18 @@ class Goodput(policies.Policy):
     drafts: policies.Drafts,
   ) -> np.ndarray:
     """Returns the best part of the drafts, i64[B]."""
-    gains = self._estimator.gains_of(drafts)
+    has_confidences = (
+      drafts.confidences is not None or drafts.node_confidences is not None
+    )
     is_as_planned = (
-      gains is None
+      not has_confidences
       and np.array_equal(drafts.lengths, plan.lengths)
       and not self._knows_free_drafts(view)
     )
     if is_as_planned or not drafts.lengths.any():
       return drafts.lengths
+    self._catch_up()
+    gains = self._estimator.gains_of(drafts)
     longest = int(drafts.lengths.max())
     if gains is None:
       gains = self._gains(view, drafts.lengths)
@@ -260,10 +298,8 @@ class Goodput(policies.Policy):
     """Returns the least lengths i64[B] of a step that probes."""
     self._last_probe = min(self._last_probe, view.step)
     elapsed = view.step - self._last_probe
-    is_time = elapsed >= _wait(view) and limits.any()
-    loss = self._probe_loss
-    if view.num_unread_tokens:
-      loss = self._loss_per_unread * view.num_unread_tokens
+    is_time = elapsed >= _PROBE_EVERY and limits.any()
+    loss = self.prefill_loss(view) or self._probe_loss
     if not is_time or not self._can_lose(loss, view):
       return None
     self._make_room(view)
@@ -284,11 +320,6 @@ class Goodput(policies.Policy):
   def _make_room(self, view: policies.StepView) -> None:
     if len(self._last_verified) != view.buckets.max_rows:
       self._last_verified = np.full(view.buckets.max_rows, -1)
-
-
-def _wait(view: policies.StepView) -> int:
-  """Returns the steps between probes."""
-  return _PROBE_LOOKUPS_EVERY if view.finds_drafts_late else _PROBE_EVERY
 
 
 def _probe_length(view: policies.StepView) -> int:

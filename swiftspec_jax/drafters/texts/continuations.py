@@ -70,8 +70,8 @@ class MergedTree:
 
 def places_after(
   token_ids: np.ndarray, match: Sequence[int] | np.ndarray
-) -> list[np.ndarray]:
-  """Returns the places after the last 1, 2, ... tokens of a match, in order.
+) -> Iterator[np.ndarray]:
+  """Yields the places after the last 1, 2, ... tokens of a match, in order.
 
   Only places count that have a token.
 
@@ -79,11 +79,12 @@ def places_after(
     token_ids: i32[any].
     match: tokens, at least one.
   """
-  found = [np.flatnonzero(token_ids[:-1] == match[-1]) + 1]
+  places = np.flatnonzero(token_ids[:-1] == match[-1]) + 1
+  yield places
   for back, token_id in enumerate(match[-2::-1], start=2):
-    places = found[-1][found[-1] >= back]
-    found.append(places[token_ids[places - back] == token_id])
-  return found
+    places = places[places >= back]
+    places = places[token_ids[places - back] == token_id]
+    yield places
 
 
 def of_own_text(

@@ -47,7 +47,7 @@ class PastTexts:
       length: most tokens of a continuation; there is at least one.
       most: number of places to look at, the latest.
     """
-    places = continuations.places_after(self._tokens, match)[-1]
+    *_, places = continuations.places_after(self._tokens, match)
     places = places[self._tokens[places] != _END]
     for place in places[-most:].tolist():
       found = self._tokens[place : place + length].tolist()

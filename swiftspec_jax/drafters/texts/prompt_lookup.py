@@ -119,10 +119,14 @@ class LookupDrafter(HostDrafter):
       token_ids: i32[any], the text.
       num_tokens: length of the result.
     """
-    lookup = self._lookup
-    match = token_ids[-lookup.prompt_lookup_max :]
-    found = continuations.places_after(token_ids, match)
-    for places in reversed(found[lookup.prompt_lookup_min - 1 :]):
-      if len(places):
-        return np.resize(token_ids[places[-1] :], num_tokens)
-    return token_ids[:0]
+    match = token_ids[-self._lookup.prompt_lookup_max :]
+    found = token_ids[:0]
+    places = continuations.places_after(token_ids, match)
+    for size, after in enumerate(places, start=1):
+      if not len(after):
+        break
+      if size >= self._lookup.prompt_lookup_min:
+        found = token_ids[after[-1] :]
+    if 0 < len(found) < num_tokens:
+      return np.resize(found, num_tokens)
+    return found[:num_tokens]

@@ -32,11 +32,16 @@ _ROW_WEIGHT = 4.0  # rejections for which a request trusts the others
 
 
 class Estimator(Protocol):
-  """Predicts the gain of every draft token."""
+  """Predicts the gain of every draft token.
 
-  @property
-  def coverage(self) -> float:
-    """Share of the rows asked for a draft that have one, above 0."""
+  Attributes:
+    is_told: whether it learns from steps without its drafts, too.
+  """
+
+  is_told: bool = False
+
+  def coverage(self, view: policies.StepView) -> float:
+    """Returns the share of the rows that will have a draft, above 0."""
 
   def gains(self, view: policies.StepView) -> np.ndarray:
     """Returns f64[K, B], not rising along K.
@@ -50,6 +55,9 @@ class Estimator(Protocol):
 
   def observe(self, outcome: policies.Outcome) -> None:
     """Takes the outcome of a step."""
+
+  def observe_other(self, outcome: policies.Outcome) -> None:
+    """Takes the outcome of a step with drafts of another source."""
 
 
 class Coverage:
@@ -69,14 +77,19 @@ class Coverage:
 
   def observe(self, outcome: policies.Outcome) -> None:
     """Counts the rows of a step."""
-    asked = int(np.count_nonzero(outcome.plan.lengths))
+    self.count(
+      np.count_nonzero(outcome.plan.lengths),
+      np.count_nonzero(outcome.drafts.lengths),
+    )
+
+  def count(self, asked: int, drafted: int) -> None:
+    """Counts rows that were asked for a draft, and those that had one."""
     if asked:
-      drafted = int(np.count_nonzero(outcome.drafts.lengths))
       self._asked = self._asked * _DECAY + asked
       self._drafted = self._drafted * _DECAY + drafted
 
 
-class ChainEstimator:
+class ChainEstimator(Estimator):
   """Acceptance of a chain: per position, and per request shrunk to the others.
 
   The conditional acceptance of a position is shrunk to the rate of all
@@ -101,8 +114,8 @@ class ChainEstimator:
     self._request_ids = self._request_steps = np.zeros(0, np.int64)
     self._stops = self._expected_stops = np.zeros(0)
 
-  @property
-  def coverage(self) -> float:
+  def coverage(self, view: policies.StepView) -> float:
+    del view
     return self._coverage.share
 
   @property
@@ -137,14 +150,21 @@ class ChainEstimator:
   def observe(self, outcome: policies.Outcome) -> None:
     self._make_room(outcome.view)
     self._coverage.observe(outcome)
+    if not outcome.drafts.lengths.any():
+      return
     if outcome.drafts.confidences is not None:
       self._calibration.observe(outcome)
-    reached, hits = self._evidence(outcome)
+    self._learn(outcome.view, *self._evidence(outcome))
+
+  def _learn(
+    self, view: policies.StepView, reached: np.ndarray, hits: np.ndarray
+  ) -> None:
+    """Counts tokens that were reached, and accepted, both f64[K, B]."""
     if not reached.any():
       return
     stops = reached - hits
-    elapsed = max(outcome.view.step - self._last_step, 1)
-    self._last_step = outcome.view.step
+    elapsed = max(view.step - self._last_step, 1)
+    self._last_step = view.step
     decay = _DECAY**elapsed
     weight = self._rate_hits + self._rate_stops
     kept = max(decay, min(_LEAST_WEIGHT / weight, 1.0))
@@ -154,7 +174,7 @@ class ChainEstimator:
     expected_stops = (1 - self.conditional_acceptance()) @ reached
     self._hits = self._hits * decay + hits.sum(axis=1)
     self._reached = self._reached * decay + reached.sum(axis=1)
-    self._observe_rows(outcome.view, reached, hits, expected_stops)
+    self._observe_rows(view, reached, hits, expected_stops)
 
   def _evidence(
     self, outcome: policies.Outcome
@@ -175,13 +195,14 @@ class ChainEstimator:
     return reached * is_known, hits * is_known
 
   def _observe_rows(self, view, reached, hits, expected_stops) -> None:
-    rows = np.flatnonzero(reached[0])
+    rows = np.flatnonzero(reached.any(axis=0))
     slots, request_ids = view.slots[rows], view.request_ids[rows]
     stops = (reached - hits).sum(axis=0)
     # After a pause a success makes what was known before old: the request may
     # have changed. A failure only confirms it.
     paused = np.maximum(view.step - self._request_steps[slots] - 1, 0)
-    kept = _DECAY ** (1 + paused * hits[0, rows])
+    success = np.minimum(hits.max(axis=0)[rows], 1)
+    kept = _DECAY ** (1 + paused * success)
     kept[self._request_ids[slots] != request_ids] = 0
     self._request_ids[slots] = request_ids
     self._request_steps[slots] = view.step
@@ -201,7 +222,7 @@ class ChainEstimator:
     self._expected_stops = np.zeros(num_slots)
 
 
-class TreeEstimator:
+class TreeEstimator(Estimator):
   """Acceptance of a tree: for each place in the proposal, best node first.
 
   A verdict tells of every node that was verified whether it is on the accepted
@@ -216,8 +237,8 @@ class TreeEstimator:
     self._calibration = NodeCalibration()
     self._hits = self._tried = np.zeros(0)
 
-  @property
-  def coverage(self) -> float:
+  def coverage(self, view: policies.StepView) -> float:
+    del view
     return self._coverage.share
 
   def gains(self, view: policies.StepView) -> np.ndarray:
@@ -235,6 +256,8 @@ class TreeEstimator:
     self._coverage.observe(outcome)
     is_counted = outcome.lengths > 0
     is_counted &= outcome.is_usable
+    if not is_counted.any():
+      return
     size = len(self._hits)
     tried = _at_least(outcome.lengths[is_counted], size)
     ranks = outcome.accepted_ranks[:, is_counted]

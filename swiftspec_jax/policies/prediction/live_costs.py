@@ -10,7 +10,7 @@ import numpy as np
 from swiftspec_jax import cost_model, policies
 from swiftspec_jax.cost_model.step_buckets import StepBuckets
 
-_NUM_RECENT = 5  # steps of a size, whose median counts
+_NUM_RECENT = 11  # steps of a size, whose median counts
 _HALF_LIFE = 512  # steps after which what was seen of a size counts half
 _RIDGE = 0.01  # of what a size adds: what was never seen is taken to be free
 # Of a draft that takes time; its own time is not known apart from the step's.
@@ -20,7 +20,9 @@ _FIT_EVERY = 32  # steps, as it takes some 0.5 ms
 # first.
 _TRY_EVERY = 256
 _GOLDEN = 0.618  # steps of this share of a circle soon come near every place
-_PLAIN, _UNVERIFIED, _VERIFIED = range(3)  # kinds of steps
+# Kinds of steps: those of a draft model with nothing to verify, and those with
+# drafts of a model or of lookups. A lookup that finds nothing is a plain step.
+_PLAIN, _UNVERIFIED, _VERIFIED, _LOOKED_UP = range(4)
 
 
 class LiveCosts:
@@ -46,11 +48,9 @@ class LiveCosts:
     threading.Thread(target=_import_nnls, daemon=True).start()
     self._buckets = buckets
     self._drafts_by_model = drafts_by_model
-    # Where a lookup finds nothing, a step is a plain one.
-    self._unverified = _UNVERIFIED if drafts_by_model else _PLAIN
     self._draft_steps = np.unique(buckets.draft_steps)
     sizes = (buckets.rows, buckets.query_tokens, self._draft_steps)
-    shape = (3, *map(len, sizes))
+    shape = (4, *map(len, sizes))
     # All by kind, rows, query tokens and draft steps; NaN: not seen.
     self._recent = np.full((*shape, _NUM_RECENT), np.nan)
     self._counts = np.zeros(shape, np.int64)
@@ -72,16 +72,30 @@ class LiveCosts:
     prefills_draft: bool | np.ndarray = False,
   ) -> cost_model.StepSeconds:
     del kv_tokens, prefills_draft  # what was seen lately had about the same
+    return self._predict(
+      num_rows,
+      num_query_tokens,
+      num_draft_steps,
+      finds_drafts,
+      by_model=self._drafts_by_model,
+    )
+
+  def _predict(
+    self, num_rows, num_query_tokens, num_draft_steps, finds_drafts, *, by_model
+  ):
     drafts = np.greater(num_draft_steps, 0)
-    kinds = np.where(finds_drafts, _VERIFIED, self._unverified)
-    kinds = np.where(drafts, kinds, _PLAIN)
+    found, nothing = (
+      (_VERIFIED, _UNVERIFIED) if by_model else (_LOOKED_UP, _PLAIN)
+    )
+    kinds = np.where(drafts, np.where(finds_drafts, found, nothing), _PLAIN)
+    num_steps = np.where(drafts & by_model, num_draft_steps, 0)
     seconds = self._believed[
       kinds,
       bisect.bisect_left(self._buckets.rows, num_rows),
       np.searchsorted(self._buckets.query_token_array, num_query_tokens),
-      np.searchsorted(self._draft_steps, num_draft_steps) * (kinds != _PLAIN),
+      np.searchsorted(self._draft_steps, num_steps),
     ]
-    draft = np.where(drafts & self._drafts_by_model, _SOME_SECONDS, 0.0)
+    draft = np.where(drafts & by_model, _SOME_SECONDS, 0.0)
     return cost_model.StepSeconds(
       draft=draft, target=seconds - draft, overhead=0.0
     )
@@ -92,8 +106,8 @@ class LiveCosts:
     None is due in a step that would tell nothing: without rows to draft for, or
     whose time does not count.
     """
-    is_told = view.num_rows > 0 and not view.num_unread_tokens
-    return view.step >= self._next_try and is_told
+    is_late = self._drafts_by_model and view.num_unread_tokens > 0
+    return view.step >= self._next_try and view.num_rows > 0 and not is_late
 
   def due(self, view: policies.StepView) -> int | None:
     """Returns the index of a declared length that the step should try."""
@@ -120,10 +134,11 @@ class LiveCosts:
     if num_drafts is None:
       num_drafts = int(outcome.lengths.sum())
     kind, num_steps = _PLAIN, 0
-    if longest:
-      kind = _VERIFIED if num_drafts else self._unverified
-    if kind != _PLAIN:
+    if longest and self._drafts_by_model and not outcome.plan.is_lookup:
+      kind = _VERIFIED if num_drafts else _UNVERIFIED
       num_steps = buckets.steps_of(longest)
+    elif num_drafts:
+      kind = _LOOKED_UP
     fed = view.num_rows + num_drafts + view.num_prefill_tokens
     fed = min(fed, buckets.max_query_tokens)
     computed = buckets.computed_tokens(view.num_rows, fed)
@@ -164,6 +179,29 @@ class LiveCosts:
     return beliefs
 
 
+class LookupCosts:
+  """Seconds of steps with lookups, in an engine whose drafts a model makes."""
+
+  def __init__(self, costs: LiveCosts):
+    """Takes the costs that the engine's steps tell."""
+    self._costs = costs
+
+  def predict(
+    self,
+    num_rows: int,
+    num_query_tokens: cost_model.Numbers,
+    kv_tokens: float,
+    num_draft_steps: cost_model.Numbers,
+    *,
+    finds_drafts: bool | np.ndarray = True,
+    prefills_draft: bool | np.ndarray = False,
+  ) -> cost_model.StepSeconds:
+    del kv_tokens, prefills_draft
+    return self._costs._predict(
+      num_rows, num_query_tokens, num_draft_steps, finds_drafts, by_model=False
+    )
+
+
 def _import_nnls() -> Callable[..., tuple[np.ndarray, float]]:
   from scipy import optimize
 
@@ -179,8 +217,11 @@ def _stride(size: int) -> int:
 
 
 def _features(rows, query_tokens, draft_steps) -> np.ndarray:
-  """Returns the terms f64[3 kinds, rows, query tokens, steps, 5], up to 1."""
-  grids = np.meshgrid(range(3), rows, query_tokens, draft_steps, indexing='ij')
+  """Returns the terms f64[4 kinds, rows, query tokens, steps, 6], up to 1."""
+  grids = np.meshgrid(range(4), rows, query_tokens, draft_steps, indexing='ij')
   kinds, *sizes = (np.asarray(grid, float) for grid in grids)
+  is_by_model = (kinds == _UNVERIFIED) | (kinds == _VERIFIED)
+  is_looked_up = kinds == _LOOKED_UP
   sizes = [size / max(size.max(), 1) for size in sizes]
-  return np.stack([np.ones_like(kinds), kinds > 0, *sizes], axis=-1)
+  ones = np.ones_like(kinds)
+  return np.stack([ones, is_by_model, is_looked_up, *sizes], axis=-1)
