@@ -21,7 +21,6 @@ from kernels_pallas import dispatch
 PACKAGES = {
   'few_rows': 'kernels_pallas.few_rows',
   'quantized_matmul': 'kernels_pallas.quantized_matmul',
-  'normed_matmul': 'kernels_pallas.normed_matmul',
   'grouped_matmul': 'kernels_pallas.grouped_matmul',
   'tree_attention': 'kernels_pallas.tree_attention',
   'fused_attention': 'kernels_pallas.fused_attention',

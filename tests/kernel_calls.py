@@ -6,7 +6,7 @@ from kernels_pallas import registry
 from kernels_pallas.swiglu import api as swiglu_api
 from swiftspec_jax import sharding
 
-_OF_WEIGHTS = ('quantized_matmul', 'normed_matmul', 'grouped_matmul')
+_OF_WEIGHTS = ('quantized_matmul', 'grouped_matmul')
 
 
 def _on_one_device(kernel, *arrays, **options):

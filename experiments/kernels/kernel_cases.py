@@ -210,6 +210,5 @@ def _gate_beside_up(x, gate_up):
 
 _PRODUCTS = {
   'quantized_matmul': _dequantized,
-  'normed_matmul': _dequantized,
   'swiglu': _gate_beside_up,
 }

@@ -6,8 +6,7 @@ Legend: N rows, K inputs, A axes of outputs.
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import int8_products, products
-from kernels_pallas.normed_matmul import reference as norm_reference
+from kernels_pallas import int8_products, norm, products
 from kernels_pallas.swiglu import reference as swiglu_reference
 
 # By dtype, of the largest number of a result: implementations add up in
@@ -30,7 +29,7 @@ def few_rows(
   total = None
   if added is not None:
     total = rows + added
-    rows = norm_reference.rms_norm(total, norm_scale, epsilon)
+    rows = norm.rms_norm(total, norm_scale, epsilon)
   product = _multiply(rows, weight, scales, num_terms)
   if activation:
     product = swiglu_reference.gated_activation(

@@ -114,9 +114,10 @@ def _kernel(
   is_own = ((row >= first) & (row < stop))[:, None]
   none = jnp.zeros((), jnp.int32)
   num_chunks = jnp.where(first < stop, x.shape[1] // chunk_size, none)
-  total, _ = triton_chunks.add_chunks(
-    functools.partial(triton_chunks.plain_rows, x, row, is_own),
-    jnp.zeros((_BLOCK_ROWS,), jnp.float32),
+  total = triton_chunks.add_chunks(
+    x,
+    row,
+    is_own,
     values,
     scales,
     none,

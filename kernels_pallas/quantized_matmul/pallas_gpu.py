@@ -16,7 +16,6 @@ Legend:
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -82,47 +81,6 @@ def quantized_matmul(
   interpret: bool = False,
 ) -> jax.Array:
   """See `api.quantized_matmul`; raises NotImplementedError as `check`."""
-  product, *_ = launch(
-    'quantized_matmul',
-    [x],
-    values,
-    scales,
-    activation=activation,
-    config=config,
-    interpret=interpret,
-  )
-  return product
-
-
-def launch(
-  name: str,
-  rows: Sequence[jax.Array],
-  values: jax.Array,
-  scales: jax.Array,
-  *,
-  activation: str | None,
-  config: Config | None,
-  interpret: bool,
-  epsilon: float | None = None,
-) -> list[jax.Array]:
-  """Launches the kernel.
-
-  Args:
-    name: name of the launch.
-    rows: x [T, K]. With a norm, what is added to x [T, K], and the scale of
-      the norm f32[K], too.
-    values: weight [P, K, N].
-    scales: scales [P, C, N].
-    activation: gate that joins the parts, or None.
-    config: tiles; None for the defaults.
-    interpret: whether the interpreter runs it.
-    epsilon: number that is added to the mean square; None for no norm.
-
-  Returns:
-    The product [T, P, N], or [T, 1, N] with an activation; with a norm, the
-    sum of both rows [T, K], too.
-  """
-  x = rows[0]
   check(x, values, scales)
   num_rows, num_inputs = x.shape
   num_parts, _, num_outputs = values.shape
@@ -137,15 +95,6 @@ def launch(
   num_tiles = num_results * tiles_of_part
   padded_rows = max(pl.next_power_of_2(num_rows), triton_chunks.LEAST_SIDE)
 
-  def whole(array):
-    return pl.BlockSpec(array.shape, lambda *_: (0,) * array.ndim)
-
-  def of_tile(*shape):
-    """What the programs of a tile share."""
-    return pl.BlockSpec(
-      (None, *shape), lambda tile, _: (tile, *(0 for _ in shape))
-    )
-
   def tile_of(num_joined, num_lines):
     """One tile of outputs of some parts."""
     return pl.BlockSpec(
@@ -154,128 +103,86 @@ def launch(
     )
 
   totals = (num_splits, num_joined, padded_rows, block)
-  squares = (num_splits, padded_rows)
-  partial_sums = [totals] if epsilon is None else [totals, squares]
-  sums = [] if epsilon is None else [x]
   counters, counter = last_program.counters(num_tiles, lambda tile, _: tile)
-  out, *others = pl.pallas_call(
+  out, _ = pl.pallas_call(
     functools.partial(
       _kernel,
       chunk_size=triton_chunks.chunk_size_of(num_inputs, num_groups),
       activation=activation,
-      epsilon=epsilon,
       interpret=interpret,
     ),
     grid=(num_tiles, num_splits),
     in_specs=[
-      *map(whole, rows),
+      pl.BlockSpec(x.shape, lambda *_: (0, 0)),
       tile_of(num_joined, num_inputs),
       tile_of(num_joined, num_groups),
       counter,
     ],
     out_specs=[
       tile_of(None, num_rows),
-      *map(whole, sums),
-      *(of_tile(*shape) for shape in partial_sums),
+      # The programs of a tile share it.
+      pl.BlockSpec((None, *totals), lambda tile, _: (tile, 0, 0, 0, 0)),
     ],
     out_shape=[
       jax.ShapeDtypeStruct((num_results, num_rows, num_outputs), x.dtype),
-      *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in sums),
-      *(
-        jax.ShapeDtypeStruct((num_tiles, *shape), jnp.float32)
-        for shape in partial_sums
-      ),
+      jax.ShapeDtypeStruct((num_tiles, *totals), jnp.float32),
     ],
     compiler_params=plgpu.CompilerParams(
       num_warps=config.num_warps, num_stages=config.num_stages
     ),
     interpret=interpret,
-    name=name,
-  )(*rows, values, scales, counters)
-  return [jnp.moveaxis(out, 0, 1), *others[: len(sums)]]
+    name='quantized_matmul',
+  )(x, values, scales, counters)
+  return jnp.moveaxis(out, 0, 1)
 
 
 def _kernel(
   # Inputs:
-  # x [T, K]; with a norm, what is added to it [T, K], and the scale f32[K]
-  # values int8, int4 or float8_e4m3fn [G, K, W]
-  # scales f32[G, C, W]
-  # num_done i32[1]
+  x,  # [T, K]
+  values,  # int8, int4 or float8_e4m3fn [G, K, W]
+  scales,  # f32[G, C, W]
+  num_done,  # i32[1]
   # Outputs:
-  # out [T, W]; with a norm, the sum of both rows [T, K]
-  # totals f32[S, G, M, W], partial sums; with a norm, of squares f32[S, M]
-  *refs,
+  out,  # [T, W]
+  totals,  # f32[S, G, M, W], partial sums
+  *,
   chunk_size: int,
   activation: str | None,
-  epsilon: float | None,
   interpret: bool,
 ):
-  if epsilon is None:
-    x, values, scales, num_done, out, totals = refs
-  else:
-    x, added, norm, values, scales, num_done, out, summed, totals, squares = (
-      refs
-    )
   num_rows, num_inputs = x.shape
   num_splits, num_joined, padded_rows, _ = totals.shape
   row = jnp.arange(padded_rows)
   is_row = (row < num_rows)[:, None]
   num_chunks = num_inputs // chunk_size
   share = pl.cdiv(num_chunks, num_splits)
-  tile, split = pl.program_id(0), pl.program_id(1)
+  split = pl.program_id(1)
 
   start = split * share
   stop = jnp.minimum(start + share, num_chunks)
-
-  rows_fn = functools.partial(triton_chunks.plain_rows, x, row, is_row)
-  if epsilon is not None:
-    is_written = is_row & (tile == 0)
-    rows_fn = functools.partial(
-      _scaled_rows, x, added, norm, summed, row, is_row, is_written
-    )
-
-  write = functools.partial(
-    _write, out, scales, row, is_row, num_inputs, activation, epsilon
-  )
+  write = functools.partial(_write, out, scales, row, is_row, activation)
   parts = []
   for i in range(num_joined):
-    total, square_sums = triton_chunks.add_chunks(
-      rows_fn,
-      jnp.zeros((padded_rows,), jnp.float32),
-      values,
-      scales,
-      start,
-      stop,
-      chunk_size,
-      (i,),
+    total = triton_chunks.add_chunks(
+      x, row, is_row, values, scales, start, stop, chunk_size, (i,)
     )
     if num_splits == 1:
       parts.append(total)
     else:
       totals[split, i] = total
   if num_splits == 1:
-    write(parts, square_sums)
+    write(parts)
     return
-  if epsilon is not None:
-    squares[split] = square_sums
 
   @pl.when(last_program.is_last(num_done, num_splits, interpret=interpret))
   def _():
-    write(
-      [_sum_of(totals, i) for i in range(num_joined)],
-      None if epsilon is None else _sum_of(squares),
-    )
+    write([_sum_of(totals, i) for i in range(num_joined)])
 
 
-def _write(
-  out, scales, row, is_row, num_inputs, activation, epsilon, parts, square_sums
-):
-  """Writes what the sums of parts f32[M, W] and of squares f32[M] make."""
+def _write(out, scales, row, is_row, activation, parts):
+  """Writes what the sums of parts f32[M, W] make."""
   if scales.shape[1] == 1:
     parts = [part * scales[i] for i, part in enumerate(parts)]
-  if epsilon is not None:
-    factors = jax.lax.rsqrt(square_sums / num_inputs + epsilon)
-    parts = [part * factors[:, None] for part in parts]
   total, *up = parts
   if activation:
     total = gate.gated_activation(total, *up, activation)
@@ -283,25 +190,12 @@ def _write(
   plgpu.store(out.at[places], total.astype(out.dtype), mask=is_row)
 
 
-def _scaled_rows(
-  x, added, norm, summed, row, is_row, is_written, inputs, square_sums
-):
-  """Adds rows, writes the sums, and scales them by inputs alone."""
-  rows, _ = triton_chunks.plain_rows(x, row, is_row, inputs, None)
-  others, _ = triton_chunks.plain_rows(added, row, is_row, inputs, None)
-  rows += others
-  plgpu.store(summed.at[row[:, None], inputs[None]], rows, mask=is_written)
-  wide = rows.astype(jnp.float32)
-  scaled = (wide * plgpu.load(norm.at[inputs])[None]).astype(rows.dtype)
-  return scaled, square_sums + (wide * wide).sum(axis=1)
-
-
-def _sum_of(sums, *part: int) -> jax.Array:
-  """Returns f32[...], what the splits of f32[S, *part, ...] have together."""
-  num_splits, *shape = sums.shape
+def _sum_of(totals, part: int) -> jax.Array:
+  """Returns f32[M, W], what the splits of a part have together."""
+  num_splits, _, *shape = totals.shape
   return jax.lax.fori_loop(
     0,
     num_splits,
-    lambda split, total: total + sums[(split, *part)],
-    jnp.zeros(shape[len(part) :], jnp.float32),
+    lambda split, total: total + totals[split, part],
+    jnp.zeros(shape, jnp.float32),
   )

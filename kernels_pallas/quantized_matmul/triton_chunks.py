@@ -7,8 +7,6 @@ Legend:
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,23 +44,16 @@ def check_sizes(values: jax.Array, scales: jax.Array) -> None:
 
 
 def add_chunks(
-  rows_fn: Callable[[jax.Array, Any], tuple[jax.Array, Any]],
-  carry: jax.Array,
-  values,
-  scales,
-  start,
-  stop,
-  chunk_size,
-  part=(),
-) -> tuple[jax.Array, Any]:
-  """Returns the product of some chunks of inputs f32[M, W], and a carry.
+  x, row, is_row, values, scales, start, stop, chunk_size, part=()
+) -> jax.Array:
+  """Returns the product of some chunks of inputs f32[M, W].
 
   A scale for all inputs is left to the caller.
 
   Args:
-    rows_fn: function of the inputs i32[J] of a chunk and the carry, that
-      returns rows [M, J] and the next carry.
-    carry: argument of the first call, an array f32[M].
+    x: reference to rows [T, K].
+    row: i32[M] of them to multiply.
+    is_row: bool[M, 1] rows that are not padding.
     values: reference to the numbers [*part, K, W].
     scales: reference to f32[*part, C, W], or to uint8 for MXFP4, see `float4`.
     start: number of the first chunk.
@@ -72,29 +63,22 @@ def add_chunks(
   """
   num_groups, block = scales.shape[-2:]
 
-  def add_chunk(chunk, carry):
-    total, carry = carry
+  def add_chunk(chunk, total):
     first = chunk * chunk_size
     inputs = first + jnp.arange(chunk_size)
     weights = values[(*part, pl.ds(first, chunk_size))]
     if float4.is_used(scales):
       weights = float4.numbers(weights)
-    rows, carry = rows_fn(inputs, carry)
+    rows = plgpu.load(x.at[row[:, None], inputs[None]], mask=is_row, other=0)
     product = plgpu.dot(
       rows, weights.astype(rows.dtype), precision=tiles.precision(rows.dtype)
     )
     if num_groups > 1:
       product *= float4.wide(scales[(*part, chunk)])[None]
-    return total + product, carry
+    return total + product
 
-  nothing = jnp.zeros((len(carry), block), jnp.float32)
-  return jax.lax.fori_loop(start, stop, add_chunk, (nothing, carry))
-
-
-def plain_rows(x, row, is_row, inputs, carry):
-  """Returns rows [M, J] of x [T, K], for `add_chunks`."""
-  places = row[:, None], inputs[None]
-  return plgpu.load(x.at[places], mask=is_row, other=0), carry
+  nothing = jnp.zeros((len(row), block), jnp.float32)
+  return jax.lax.fori_loop(start, stop, add_chunk, nothing)
 
 
 def chunk_size_of(num_inputs: int, num_groups: int) -> int:

@@ -17,6 +17,7 @@ from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import layers
 from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
+from swiftspec_jax.models.matrices.row_products import RowProducts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ def of_norm(
       make all of it.
     activation: name of the activation where the product is gated, or None.
   """
-  if added is not None and isinstance(weight, layers.MATRICES):
+  if added is not None and isinstance(weight, RowProducts):
     rows = (a.reshape(-1, a.shape[-1]) for a in (x, added))
     total, product = weight.multiply_normed(
       *rows, scale, config.norm_eps, activation

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import products
-from kernels_pallas.normed_matmul import reference
+from kernels_pallas import norm, products
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import IRope, RopeScaling
 from swiftspec_jax.models.matrices.int8_dynamic import Int8Matrix
@@ -23,7 +22,7 @@ MATRICES = (QuantizedMatrix, Int8Matrix, TransposedMatrix, BlockMatrix)
 # Of these, what tables may be, too: they look up rows and make scores.
 TABLES = (Int8Matrix, BlockMatrix)
 
-rms_norm = reference.rms_norm
+rms_norm = norm.rms_norm
 
 
 def product(x: jax.Array, weight: Any) -> jax.Array:

@@ -23,8 +23,6 @@ from jax.sharding import Mesh, NamedSharding
 from kernels_pallas import dispatch
 from kernels_pallas.grouped_matmul import api as grouped_api
 from kernels_pallas.grouped_matmul import tiles as grouped_tiles
-from kernels_pallas.normed_matmul import api as normed_api
-from kernels_pallas.normed_matmul import reference as normed_reference
 from kernels_pallas.quantized_matmul import api, float4, tiles
 from kernels_pallas.swiglu import reference as swiglu_reference
 from swiftspec_jax import sharding as sharding_lib
@@ -74,47 +72,6 @@ class QuantizedMatrix:
       gate, up = jnp.moveaxis(self.multiply(x), 1, 0)
       return swiglu_reference.gated_activation(gate, up, activation)
     return self._product(x, activation)[:, 0]
-
-  def multiply_normed(
-    self,
-    x: jax.Array,
-    added: jax.Array,
-    norm_scale: jax.Array,
-    epsilon: float,
-    activation: str | None = None,
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns x + added, and its norm times the matrix.
-
-    Args:
-      x: [T, K].
-      added: [T, K].
-      norm_scale: f32[K] scale of the norm.
-      epsilon: number that is added to the mean square.
-      activation: gate that joins two parts, or None.
-
-    Returns:
-      [T, K], and [T, *out_shape], or [T, N] with an activation.
-    """
-    if self.offsets is not None or len(x) > tiles.MOST_ROWS:
-      total = x + added
-      normed = normed_reference.rms_norm(total, norm_scale, epsilon)
-      if activation:
-        return total, self.multiply_gated(normed, activation)
-      return total, self.multiply(normed)
-    total, product = normed_api.normed_matmul(
-      x,
-      added,
-      norm_scale,
-      self.values,
-      self.scales,
-      epsilon=epsilon,
-      activation=activation,
-      implementation=self.kernels,
-      sharding=self.sharding,
-    )
-    if activation:
-      return total, product[:, 0]
-    return total, product.reshape(-1, *self.out_shape)
 
   def multiply_chosen(self, rows: jax.Array, chosen: jax.Array) -> jax.Array:
     """Returns the product of each row with its expert's matrix: [R, N].

@@ -36,7 +36,18 @@ class RowProducts(abc.ABC):
     epsilon: float,
     activation: str | None = None,
   ) -> tuple[jax.Array, jax.Array]:
-    """Does what `QuantizedMatrix.multiply_normed` does."""
+    """Returns x + added, and its norm times the matrix.
+
+    Args:
+      x: [T, K].
+      added: [T, K].
+      norm_scale: f32[K] scale of the norm.
+      epsilon: number that is added to the mean square.
+      activation: gate that joins two parts, or None.
+
+    Returns:
+      [T, K], and [T, *A], or [T, N] with an activation.
+    """
     total, product = self._multiply(
       x, added, norm_scale, epsilon=epsilon, activation=activation
     )

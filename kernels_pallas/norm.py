@@ -1,32 +1,7 @@
-"""Sum, norm and product in plain JAX: what the kernel follows.
-
-Legend: T rows, P parts, K inputs, N outputs, C groups of inputs.
-"""
+"""Root-mean-square norm in plain JAX."""
 
 import jax
 import jax.numpy as jnp
-
-from kernels_pallas.quantized_matmul import reference
-
-TOLERANCES = reference.TOLERANCES
-
-
-def normed_matmul(
-  x: jax.Array,
-  added: jax.Array,
-  norm_scale: jax.Array,
-  values: jax.Array,
-  scales: jax.Array,
-  *,
-  epsilon: float,
-  activation: str | None = None,
-) -> tuple[jax.Array, jax.Array]:
-  """See `api.normed_matmul`."""
-  total = x + added
-  normed = rms_norm(total, norm_scale, epsilon)
-  return total, reference.quantized_matmul(
-    normed, values, scales, activation=activation
-  )
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
