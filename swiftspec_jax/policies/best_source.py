@@ -15,7 +15,7 @@ _NUM_WITHOUT_MODEL = 16
 # Steps in which both are asked: early ones, and later one of some. Lookups may
 # find more in any text, and a model that is not followed learns little.
 _NUM_EARLY = 64
-_ASK_LOOKUP_EVERY, _ASK_MODEL_EVERY = 8, 32
+_ASK_LOOKUP_EVERY, _ASK_MODEL_EVERY = 2, 32
 # Tokens that pay for what a model has to read before.
 _PAYING_TOKENS = 64
 
