@@ -2,8 +2,7 @@
 
 Those of the papers' programs are what their text names, for want of a count.
 Ours are in `launches.jsonl`, counted in what the GPU compiler of jax 0.10.2
-made: verifications and expansions with kernels on 2026-11-25, all else the day
-before, by
+made on 2026-11-28, by
 
   python -m experiments.aot --suite=launches --target=h200 --output=DIR
 """
