@@ -38,7 +38,7 @@ constexpr std::size_t kBlock = 32;  // numbers of a row with one scale
 constexpr std::size_t kTaskBytes = 1 << 16;  // of weights
 // Bytes between what few rows multiply and what is fetched: processors do not
 // look beyond a page.
-constexpr std::size_t kAhead = 1536;
+constexpr std::size_t kAhead = 4096;
 
 // Numbers of as many groups as a vector has lanes. A lane has those of a group.
 struct Chunk {
