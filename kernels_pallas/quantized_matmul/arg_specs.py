@@ -100,16 +100,12 @@ class ArgSpec(call_spec.CallSpec):
 
 
 @model_shapes.once_each
-def arg_specs(
-  matrices: tuple[str, ...] = ('qkv', 'attention_out', 'gate_up', 'down'),
-) -> Iterator[tuple[str, ArgSpec]]:
-  """Yields users and their shapes, of some matrices of a layer."""
+def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
+  """Yields users and their shapes."""
   for model, shards, weight_dtype in itertools.product(
     model_shapes.MODELS, model_shapes.TENSOR_PARALLEL, tiles.BITS
   ):
-    sizes_of = _matrices(model, shards)
-    for name in matrices:
-      sizes = sizes_of[name]
+    for name, sizes in _matrices(model, shards).items():
       user = f'{model.name}/tp{shards}/{name}'
       options = (sizes, weight_dtype)
       numbers = (_NUM_TOKENS,)

@@ -107,12 +107,13 @@ class StepReader:
     self._drafter.commit(
       view, unread.drafted, unread.verified, verdicts.num_accepted, rows
     )
-    outcome = self._outcome(unread, view, rows, lengths, verdicts, seconds)
+    looked_up = None
     if self._hindsight is not None:
       num_new = accepted[: step.num_decoding] + 1
       looked_up = self._hindsight.look_back(view, self._texts, rows, num_new)
-      outcome = dataclasses.replace(outcome, looked_up=looked_up)
-    policy.observe(outcome)
+    policy.observe(
+      self._outcome(unread, view, rows, lengths, verdicts, seconds, looked_up)
+    )
     # What a policy does is no part of the next step: its first fit may have to
     # wait until scipy is imported.
     self._last_read = time.perf_counter()
@@ -142,6 +143,7 @@ class StepReader:
     lengths: np.ndarray,
     verdicts: Verdicts,
     seconds: float,
+    looked_up: policies.LookedUp | None,
   ) -> policies.Outcome:
     """Returns what a policy is told.
 
@@ -152,6 +154,7 @@ class StepReader:
       lengths: i64[B] draft tokens that were verified.
       verdicts: verdicts on them.
       seconds: duration of the step, compilation left out.
+      looked_up: drafts that lookups would have made, if they are told.
     """
     drafts, num_fed = unread.drafts, int(unread.verified.sum())
     finds_none = drafts.num_found is not None and not lengths.any()
@@ -178,6 +181,7 @@ class StepReader:
       is_usable=is_usable & rows,
       num_fed=num_fed,
       prefills_draft=drafts.prefills_draft,
+      looked_up=looked_up,
     )
 
   def _commit(

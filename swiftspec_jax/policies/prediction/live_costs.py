@@ -4,6 +4,7 @@ import bisect
 import math
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -70,19 +71,11 @@ class LiveCosts:
     *,
     finds_drafts: bool | np.ndarray = True,
     prefills_draft: bool | np.ndarray = False,
+    by_model: bool = True,
   ) -> cost_model.StepSeconds:
+    """See `CostModel.predict`; `by_model` is False for lookups alone."""
     del kv_tokens, prefills_draft  # what was seen lately had about the same
-    return self._predict(
-      num_rows,
-      num_query_tokens,
-      num_draft_steps,
-      finds_drafts,
-      by_model=self._drafts_by_model,
-    )
-
-  def _predict(
-    self, num_rows, num_query_tokens, num_draft_steps, finds_drafts, *, by_model
-  ):
+    by_model = by_model and self._drafts_by_model
     drafts = np.greater(num_draft_steps, 0)
     found, nothing = (
       (_VERIFIED, _UNVERIFIED) if by_model else (_LOOKED_UP, _PLAIN)
@@ -186,20 +179,8 @@ class LookupCosts:
     """Takes the costs that the engine's steps tell."""
     self._costs = costs
 
-  def predict(
-    self,
-    num_rows: int,
-    num_query_tokens: cost_model.Numbers,
-    kv_tokens: float,
-    num_draft_steps: cost_model.Numbers,
-    *,
-    finds_drafts: bool | np.ndarray = True,
-    prefills_draft: bool | np.ndarray = False,
-  ) -> cost_model.StepSeconds:
-    del kv_tokens, prefills_draft
-    return self._costs._predict(
-      num_rows, num_query_tokens, num_draft_steps, finds_drafts, by_model=False
-    )
+  def predict(self, *sizes: Any, **options: Any) -> cost_model.StepSeconds:
+    return self._costs.predict(*sizes, **options, by_model=False)
 
 
 def _import_nnls() -> Callable[..., tuple[np.ndarray, float]]:
