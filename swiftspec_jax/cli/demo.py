@@ -153,7 +153,9 @@ def _side_by_side(plain: str, auto: str) -> table.Table:
 def _table(answers: Mapping[str, Sequence[ss.GenerationResult]]) -> table.Table:
   """Tokens per second of each way to decode, for each prompt and for all."""
   plain = answers[_PLAIN]
-  found = table.Table(title='tokens a second', box=box.SIMPLE)
+  found = table.Table(
+    title='tokens a second', box=box.SIMPLE, padding=(0, 1, 0, 0)
+  )
   found.add_column()
   for name in (*_PROMPTS, 'all', 'speedup', 'a round', 'equal'):
     found.add_column(name, justify='right')
