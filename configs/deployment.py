@@ -6,7 +6,7 @@ import runpy
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.planning.forward import Chip, Forward
+from swiftspec_jax.simulator.planning.forward import Chip, Forward
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from swiftspec_jax.planning.forward import Launches
+from swiftspec_jax.simulator.planning.forward import Launches
 
 _COUNTED = pathlib.Path(__file__).with_name('launches.jsonl')
 

@@ -18,7 +18,7 @@ from absl import flags
 from experiments.flags import run_flags
 from experiments.measuring import benchmark_run, benchmark_writer, peers
 from experiments.output import benchmark_output
-from swiftspec_jax import errors, hosts, profiling, sharding
+from swiftspec_jax import errors
 from swiftspec_jax.cli import program, provenance
 from swiftspec_jax.cli import prompts as prompts_lib
 from swiftspec_jax.cli.flags import (
@@ -32,6 +32,7 @@ from swiftspec_jax.cli.flags import (
   tree_flags,
 )
 from swiftspec_jax.cli.flags import modes as modes_lib
+from swiftspec_jax.runtime import hosts, profiling, sharding
 
 _MODES = flags.DEFINE_list(
   'modes',

@@ -30,9 +30,12 @@ from experiments.measuring import benchmark_report
 from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files, program
 from swiftspec_jax.cli.flags import engine_flags
-from swiftspec_jax.cost_model import measured, storage
-from swiftspec_jax.cost_model.measured import MeasuredCosts, Measurement
 from swiftspec_jax.engine.engine import Engine, StepRecord
+from swiftspec_jax.policies.cost_model import measured, storage
+from swiftspec_jax.policies.cost_model.measured import (
+  MeasuredCosts,
+  Measurement,
+)
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes

@@ -31,10 +31,11 @@ from experiments.measuring import (
   benchmark_run,
   round_profile,
 )
-from swiftspec_jax import errors, profiling
+from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files, program, provenance, step_times
 from swiftspec_jax.cli import prompts as prompts_lib
 from swiftspec_jax.cli.flags import config_file, modes, shared_flags
+from swiftspec_jax.runtime import profiling
 
 _PROMPT_TOKENS = flags.DEFINE_integer(
   'prompt_tokens', 1000, 'Length of the prompt for prefill.', lower_bound=2

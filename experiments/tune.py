@@ -22,12 +22,7 @@ from experiments.flags import run_flags
 from experiments.measuring import benchmark_report, benchmark_run
 from experiments.output import benchmark_output
 from swiftspec_jax import errors
-from swiftspec_jax.cli import (
-  configuration,
-  output_files,
-  program,
-  step_times,
-)
+from swiftspec_jax.cli import configuration, output_files, program, step_times
 from swiftspec_jax.cli import prompts as prompts_lib
 from swiftspec_jax.cli.flags import (
   config_file,

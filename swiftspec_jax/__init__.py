@@ -6,6 +6,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from swiftspec_jax.api.decoding import Decoder
+  from swiftspec_jax.api.generation import generate, stream
   from swiftspec_jax.checkpoint.builtin import BUILTIN_DRAFTS, BUILTIN_MODELS
   from swiftspec_jax.checkpoint.drafts.speculators import save_draft
   from swiftspec_jax.checkpoint.load import load
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     StructuredOutputs,
     TreeConfig,
   )
-  from swiftspec_jax.decoding import Decoder
   from swiftspec_jax.drafters.grammar_draft import GrammarDraft
   from swiftspec_jax.drafters.models.draft_tree import TreeDraft
   from swiftspec_jax.drafters.models.self_draft import SelfDraft
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
   from swiftspec_jax.drafters.texts.prompt_lookup import PromptLookup
   from swiftspec_jax.drafters.texts.suffix_lookup import SuffixLookup
   from swiftspec_jax.errors import UserError
-  from swiftspec_jax.generation import generate, stream
-  from swiftspec_jax.model import Model
+  from swiftspec_jax.models.model import Model
   from swiftspec_jax.requests import Event, Request
-  from swiftspec_jax.results import GenerationResult, GenerationStats
-  from swiftspec_jax.timeline import Timeline
+  from swiftspec_jax.requests.results import GenerationResult, GenerationStats
+  from swiftspec_jax.runtime.timeline import Timeline
 
 # transformers reads tokenizers here: it need not say that torch is missing.
 os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
@@ -68,12 +68,12 @@ _MODULES = {
   'BUILTIN_DRAFTS': 'checkpoint.builtin',
   'BUILTIN_MODELS': 'checkpoint.builtin',
   'Datastore': 'drafters.texts.datastore',
-  'Decoder': 'decoding',
+  'Decoder': 'api.decoding',
   'Event': 'requests',
-  'GenerationResult': 'results',
-  'GenerationStats': 'results',
+  'GenerationResult': 'requests.results',
+  'GenerationStats': 'requests.results',
   'GrammarDraft': 'drafters.grammar_draft',
-  'Model': 'model',
+  'Model': 'models.model',
   'ModelConfig': 'config',
   'PromptLookup': 'drafters.texts.prompt_lookup',
   'Request': 'requests',
@@ -81,15 +81,15 @@ _MODULES = {
   'SelfDraft': 'drafters.models.self_draft',
   'StructuredOutputs': 'config',
   'SuffixLookup': 'drafters.texts.suffix_lookup',
-  'Timeline': 'timeline',
+  'Timeline': 'runtime.timeline',
   'TreeConfig': 'config',
   'TreeDraft': 'drafters.models.draft_tree',
   'UserError': 'errors',
-  'generate': 'generation',
+  'generate': 'api.generation',
   'load': 'checkpoint.load',
   'save': 'checkpoint.orbax',
   'save_draft': 'checkpoint.drafts.speculators',
-  'stream': 'generation',
+  'stream': 'api.generation',
 }
 
 

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.cache import dense
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import dense
+from swiftspec_jax.models.model import Model
 
 # Logits f32[V] after a text.
 LogitsFn = Callable[[Sequence[int]], np.ndarray]

@@ -6,9 +6,9 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 import swiftspec_jax as ss
-from swiftspec_jax import results
 from swiftspec_jax.checkpoint import builtin
 from swiftspec_jax.cli.flags import modes, shared_flags
+from swiftspec_jax.requests import results
 
 NAME = 'smollm2-135m-draft'
 MAX_BYTES = 32 * 10**6

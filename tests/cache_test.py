@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_pallas.paged_attention import reference as paged_reference
-from swiftspec_jax import sharding
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.cache import dense, paged
+from swiftspec_jax.runtime import sharding
 
 CONFIG = dataclasses.replace(decoding_cases.CONFIG, num_layers=2)
 BATCH = 2

@@ -13,13 +13,14 @@ import pytest
 from absl import flags as absl_flags
 
 import swiftspec_jax as ss
-from swiftspec_jax import profiling, testing
-from swiftspec_jax.cache import dense
+from swiftspec_jax import testing
 from swiftspec_jax.cli.flags import engine_flags
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.drafters.trees import tree_draft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import dense
+from swiftspec_jax.runtime import profiling
 
 absl_flags.FLAGS.mark_as_parsed()
 

@@ -8,9 +8,14 @@ import pytest
 import serving_cases as cases
 
 from swiftspec_jax import errors
-from swiftspec_jax.cost_model import measured, profiles, storage, tables
-from swiftspec_jax.cost_model.measured import CostKey, Measurement
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model import (
+  measured,
+  profiles,
+  storage,
+  tables,
+)
+from swiftspec_jax.policies.cost_model.measured import CostKey, Measurement
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 
 BUCKETS = StepBuckets(
   rows=(1, 2, 4, 8), query_tokens=(1, 2, 4, 8, 16, 32), lengths=(0, 1, 2, 3)

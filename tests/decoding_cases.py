@@ -4,7 +4,7 @@ import numpy as np
 
 import swiftspec_jax as ss
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step.program_sizes import ProgramSizes
 

@@ -13,7 +13,8 @@ import pytest
 from decoding_cases import CONFIG, request_of, requests_of, run
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, profiling, testing
+from swiftspec_jax import errors, testing
+from swiftspec_jax.runtime import profiling
 from swiftspec_jax.step import program_sizes
 
 pytestmark = pytest.mark.usefixtures('no_programs')
@@ -389,9 +390,9 @@ LEFT = """
 import swiftspec_jax as ss
 from decoding_cases import CONFIG, requests_of
 from swiftspec_jax import testing
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine import background
 from swiftspec_jax.engine.engine import Engine
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 model = testing.random_model(CONFIG, seed=0, name='target')

@@ -20,16 +20,18 @@ from tree_cases import CONFIG, TREE, requests_of
 
 import swiftspec_jax as ss
 from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference
-from swiftspec_jax import errors, profiling, types
-from swiftspec_jax.cache import paged
+from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models import draft_block, draft_places, grown_trees
 from swiftspec_jax.drafters.models.draft_forward import DraftRows
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
+from swiftspec_jax.models.cache import paged
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.runtime import profiling
 from swiftspec_jax.step import slot_sampling
+from swiftspec_jax.tree import types
 
 pytestmark = pytest.mark.usefixtures('no_programs')
 

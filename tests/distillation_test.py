@@ -15,7 +15,6 @@ from distillation_cases import (
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.cache import dense
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.distillation import (
   evaluation,
@@ -29,6 +28,7 @@ from swiftspec_jax.distillation import (
 )
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.cache import dense
 from swiftspec_jax.models.matrices import transposed
 
 STANDS_ALONE = student.StudentConfig(init_layers=(0, 2), output_vocab_size=100)

@@ -7,7 +7,7 @@ import numpy as np
 from decoding_cases import CONFIG, sizes_of
 
 import swiftspec_jax as ss
-from swiftspec_jax import policies, testing, types
+from swiftspec_jax import policies, testing
 from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.self_draft import SelfDraft
@@ -15,6 +15,7 @@ from swiftspec_jax.drafters.texts.datastore import Datastore
 from swiftspec_jax.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.drafters.texts.token_store import TokenStore
 from swiftspec_jax.engine.engine import Engine
+from swiftspec_jax.tree import types
 
 TARGET = testing.random_model(CONFIG, seed=0, name='target')
 BAD_DRAFT = testing.random_model(CONFIG, seed=1, name='bad-draft')

@@ -28,10 +28,11 @@ from engine_cases import (
 )
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, profiling, testing
+from swiftspec_jax import errors, testing
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.engine import background
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.runtime import profiling
 from swiftspec_jax.step import slot_sampling
 
 pytestmark = pytest.mark.usefixtures('no_programs')

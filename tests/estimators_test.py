@@ -5,8 +5,8 @@ import pytest
 import serving_cases as cases
 
 from swiftspec_jax import policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import allocation
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.calibration import (
   Calibration,

@@ -16,7 +16,7 @@ from swiftspec_jax.config.architecture import Experts, IRope
 from swiftspec_jax.distillation.student import StudentConfig
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import experts
-from swiftspec_jax.planning.forward import Forward, Launches
+from swiftspec_jax.simulator.planning.forward import Forward, Launches
 
 SIZES = Experts(num_experts=5, num_active=3, ffw_dim=6)
 MOE = dataclasses.replace(CONFIG, experts=SIZES)

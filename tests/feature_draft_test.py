@@ -23,7 +23,8 @@ from tree_cases import (
 )
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, profiling, sharding, testing
+from swiftspec_jax import errors, testing
+from swiftspec_jax.runtime import profiling, sharding
 from swiftspec_jax.step import unread_tokens
 
 

@@ -15,7 +15,8 @@ from kernels_pallas import dispatch
 from kernels_pallas.few_rows import api, native, reference
 from kernels_pallas.native import library
 from kernels_pallas.swiglu import reference as swiglu_reference
-from swiftspec_jax import sharding, testing
+from swiftspec_jax import testing
+from swiftspec_jax.runtime import sharding
 
 DTYPES = {'float32': np.float32, 'bfloat16': ml_dtypes.bfloat16}
 ZEROS = [5, 66]  # rows for which no work is done

@@ -9,8 +9,8 @@ import server_cases
 
 from experiments.load import load_replay
 from experiments.output import benchmark_output
-from swiftspec_jax import results
 from swiftspec_jax.engine.steps import StepRecord
+from swiftspec_jax.requests import results
 from swiftspec_jax.simulator.load_metrics import LatencyTarget, LoadRecorder
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'modes.md'

@@ -16,7 +16,7 @@ import urllib.request
 import programs
 import pytest
 
-from swiftspec_jax.hosts import connections
+from swiftspec_jax.runtime import connections
 
 PAGES = [
   'README.md',

@@ -27,7 +27,7 @@ from swiftspec_jax.cli.flags import (
   tree_flags,
 )
 from swiftspec_jax.drafters import make_drafter
-from swiftspec_jax.planning import forward
+from swiftspec_jax.simulator.planning import forward
 
 absl_flags.FLAGS.mark_as_parsed()
 

@@ -15,7 +15,7 @@ from kernels_pallas.fused_attention import api, native, pallas_gpu, reference
 from kernels_pallas.fused_paged_attention import api as paged_api
 from kernels_pallas.fused_paged_attention import pallas_gpu as paged_gpu
 from kernels_pallas.fused_paged_attention import reference as paged_reference
-from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax.runtime import sharding as sharding_lib
 
 IMPLEMENTATIONS = implementations(
   'fused_attention',

@@ -8,9 +8,9 @@ import pytest
 import serving_cases as cases
 
 from swiftspec_jax import errors, policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import goodput, loading
 from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.estimators import ChainEstimator

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftspec_jax import policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import allocation, search
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.simulator import best_nodes
 

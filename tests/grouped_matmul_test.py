@@ -20,7 +20,7 @@ from kernels_pallas.grouped_matmul import (
   pallas_tpu,
   tiles,
 )
-from swiftspec_jax import sharding
+from swiftspec_jax.runtime import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
 

@@ -5,7 +5,7 @@ import signal
 
 import programs
 
-from swiftspec_jax.hosts import connections
+from swiftspec_jax.runtime import connections
 
 
 class Together:

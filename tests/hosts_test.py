@@ -15,9 +15,9 @@ import programs
 import pytest
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, hosts, testing
+from swiftspec_jax import errors, testing
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
-from swiftspec_jax.hosts import connections
+from swiftspec_jax.runtime import connections, hosts
 
 TREE = ('--num_nodes=4', '--width=2', '--num_draft_steps=2', '--branching=2')
 

@@ -9,7 +9,8 @@ from decoding_cases import assert_same, run
 from tree_cases import HYBRID, TREE, pair, requests_of
 
 import swiftspec_jax as ss
-from swiftspec_jax import profiling, testing
+from swiftspec_jax import testing
+from swiftspec_jax.runtime import profiling
 
 pytestmark = pytest.mark.usefixtures('no_programs')
 

@@ -7,7 +7,8 @@ import zlib
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from swiftspec_jax import images, testing
+from swiftspec_jax import testing
+from swiftspec_jax.requests import images
 
 TOWERS = ('clip', 'siglip')
 SIZE, PATCH = 12, 4  # pixels

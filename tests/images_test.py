@@ -17,7 +17,7 @@ from engine_cases import RandomLengths, make_sizes
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, images, testing
+from swiftspec_jax import errors, testing
 from swiftspec_jax.drafters import engine_drafter, make_drafter, text_only
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
@@ -25,6 +25,7 @@ from swiftspec_jax.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import vision
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.requests import images
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 
 GOLDEN = json.loads(

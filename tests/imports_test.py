@@ -51,7 +51,7 @@ def test_the_package_alone_imports_nothing_else():
 
 def test_its_names_import_no_package_before_it_is_used():
   imported = imported_by('from swiftspec_jax import *; load, generate')
-  assert 'swiftspec_jax.decoding' in imported
+  assert 'swiftspec_jax.api.decoding' in imported
   assert not LATE & imported
 
 

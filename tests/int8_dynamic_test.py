@@ -21,11 +21,12 @@ from quantized_weights_test import ODD, oracle
 
 import swiftspec_jax as ss
 from kernels_pallas import int8_products
-from swiftspec_jax import sharding, testing
-from swiftspec_jax.cache import dense
+from swiftspec_jax import testing
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.cache import dense
 from swiftspec_jax.models.matrices import int8_dynamic, transposed
+from swiftspec_jax.runtime import sharding
 
 CONFIG = dataclasses.replace(
   decoding_cases.CONFIG, num_layers=2, weight_dtype='int8_dynamic'

@@ -4,7 +4,7 @@ import functools
 
 from kernels_pallas import registry
 from kernels_pallas.swiglu import api as swiglu_api
-from swiftspec_jax import sharding
+from swiftspec_jax.runtime import sharding
 
 _OF_WEIGHTS = ('quantized_matmul', 'grouped_matmul')
 

@@ -14,11 +14,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import swiftspec_jax as ss
 from kernels_pallas import dispatch, last_program, registry
 from kernels_pallas.verification import api as verification_api
-from swiftspec_jax import sharding, testing
-from swiftspec_jax.cache import dense
+from swiftspec_jax import testing
 from swiftspec_jax.config.architecture import Experts
 from swiftspec_jax.models import decoder, experts
+from swiftspec_jax.models.cache import dense
 from swiftspec_jax.models.matrices import quantization
+from swiftspec_jax.runtime import sharding
 
 CONFIG = ss.ModelConfig(
   family='llama',

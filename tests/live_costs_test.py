@@ -8,9 +8,9 @@ import pytest
 import serving_cases as cases
 
 from swiftspec_jax import policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies import auto
 from swiftspec_jax.policies.best_source import BestSource
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.live_costs import LiveCosts
 

@@ -8,8 +8,8 @@ import numpy as np
 from tree_cases import CONFIG
 
 from swiftspec_jax import testing
-from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import dense
 from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step.slot_sampling import level_of
 

@@ -16,14 +16,15 @@ import pytest
 from scipy import special
 
 import swiftspec_jax as ss
-from swiftspec_jax import sharding, testing
-from swiftspec_jax.cache import dense, paged
+from swiftspec_jax import testing
 from swiftspec_jax.config.architecture import Experts
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.cache import dense, paged
 from swiftspec_jax.models.matrices import transposed
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.runtime import sharding
 from swiftspec_jax.step import ragged_batch, target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 

@@ -16,7 +16,7 @@ import swiftspec_jax as ss
 from kernels_pallas.quantized_matmul import float4, reference
 from swiftspec_jax import errors, testing
 from swiftspec_jax.checkpoint.quantized import mxfp4
-from swiftspec_jax.planning import forward as forward_lib
+from swiftspec_jax.simulator.planning import forward as forward_lib
 
 NUMBERS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 CONFIG = {'quant_method': 'mxfp4', 'modules_to_not_convert': ['lm_head']}

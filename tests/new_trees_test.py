@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from tree_cases import CONFIG, TREE
 
-from swiftspec_jax import testing, types
+from swiftspec_jax import testing
 from swiftspec_jax.drafters.trees import tree_draft
+from swiftspec_jax.tree import types
 
 NUM_ROWS = 3
 MODEL = dataclasses.replace(CONFIG, num_layers=1)

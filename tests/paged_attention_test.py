@@ -25,7 +25,7 @@ from kernels_pallas.paged_attention import (
   shared_pages,
 )
 from kernels_pallas.tree_attention import native as tree_native
-from swiftspec_jax import sharding
+from swiftspec_jax.runtime import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
 

@@ -13,11 +13,13 @@ from engine_cases import RandomLengths, assert_empty, random_requests
 from load_cases import check, read, serve
 from tree_cases import CONFIG, DEVICES, TREE
 
-from swiftspec_jax import errors, profiling, testing, types
+from swiftspec_jax import errors, testing
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.drafters.texts.suffix_lookup import SuffixLookup
 from swiftspec_jax.engine.engine import Engine
+from swiftspec_jax.runtime import profiling
+from swiftspec_jax.tree import types
 
 pytestmark = pytest.mark.usefixtures('no_programs')
 

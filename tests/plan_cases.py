@@ -7,8 +7,8 @@ import numpy as np
 from configs.deployment import Deployment, Draft
 from experiments.planning.plan_rounds import Recording
 from swiftspec_jax.config import ModelConfig, TreeConfig
-from swiftspec_jax.planning.forward import Chip
-from swiftspec_jax.planning.rounds import Rounds
+from swiftspec_jax.simulator.planning.forward import Chip
+from swiftspec_jax.simulator.planning.rounds import Rounds
 
 TINY = ModelConfig(
   family='llama',

@@ -13,8 +13,8 @@ from experiments.accelerator.rows import Row
 from experiments.planning import plan_measured, plan_search, plan_validation
 from swiftspec_jax import errors
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.planning import forward as forward_lib
-from swiftspec_jax.planning.forward import Efficiency, Forward
+from swiftspec_jax.simulator.planning import forward as forward_lib
+from swiftspec_jax.simulator.planning.forward import Efficiency, Forward
 
 H100 = hardware.get('h100')
 

@@ -14,7 +14,7 @@ from experiments.planning import (
   plan_search,
 )
 from swiftspec_jax import errors
-from swiftspec_jax.planning.forward import Forward
+from swiftspec_jax.simulator.planning.forward import Forward
 
 ROOMY = dataclasses.replace(
   PAIR, chip=dataclasses.replace(CHIP, memory_bytes=1e9)

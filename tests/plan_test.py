@@ -14,10 +14,14 @@ from configs import hardware, launches, models
 from configs.llama3_70b_3b_8xh800 import CONFIG as H800
 from experiments.planning import plan_rows, plan_validation
 from swiftspec_jax import errors, testing
-from swiftspec_jax.planning import forward as forward_lib
-from swiftspec_jax.planning import rounds as rounds_lib
-from swiftspec_jax.planning.forward import Efficiency, Forward, Launches
-from swiftspec_jax.planning.rounds import Times
+from swiftspec_jax.simulator.planning import forward as forward_lib
+from swiftspec_jax.simulator.planning import rounds as rounds_lib
+from swiftspec_jax.simulator.planning.forward import (
+  Efficiency,
+  Forward,
+  Launches,
+)
+from swiftspec_jax.simulator.planning.rounds import Times
 
 
 def test_parts_of_a_forward_can_be_computed_by_hand():

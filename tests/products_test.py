@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from kernels_pallas import int8_products, products
-from swiftspec_jax import sharding
-from swiftspec_jax.cache import dense
 from swiftspec_jax.config.architecture import Experts
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.cache import dense
+from swiftspec_jax.runtime import sharding
 
 KEY = jax.random.key(0)
 # bfloat16 keeps 8 bits: half of the last one, of sums of numbers near 1.

@@ -9,7 +9,7 @@ import pytest
 from decoding_cases import request_of
 
 import swiftspec_jax as ss
-from swiftspec_jax import profiling
+from swiftspec_jax.runtime import profiling
 
 pytestmark = pytest.mark.usefixtures('no_programs')
 

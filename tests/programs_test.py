@@ -11,8 +11,8 @@ from engine_cases import DRAFTS, RandomLengths, assert_empty, results_of
 from engine_test import plain_load
 
 import swiftspec_jax as ss
-from swiftspec_jax import profiling
 from swiftspec_jax.engine.engine import Engine
+from swiftspec_jax.runtime import profiling
 
 pytestmark = pytest.mark.usefixtures('no_programs')
 

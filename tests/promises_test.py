@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import serving_cases as cases
 
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.simulator import ChainAcceptance, simulate

@@ -6,9 +6,9 @@ import server_cases
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.engine.handles import EngineError
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 LOG = np.log(server_cases.TABLE)

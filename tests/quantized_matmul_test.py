@@ -30,7 +30,7 @@ from kernels_pallas.quantized_matmul import (
   reference,
   tiles,
 )
-from swiftspec_jax import sharding
+from swiftspec_jax.runtime import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
 

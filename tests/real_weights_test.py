@@ -12,8 +12,8 @@ import pytest
 from absl import logging
 
 import swiftspec_jax as ss
-from swiftspec_jax.cache import dense
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import dense
 
 GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('models.json').read_text()

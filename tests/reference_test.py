@@ -9,8 +9,9 @@ from engine_cases import trees_of
 from tree_cases import DEVICES, TREE, pair
 
 import swiftspec_jax as ss
-from swiftspec_jax import reference, types
+from swiftspec_jax import reference
 from swiftspec_jax.policies.goodput import Goodput
+from swiftspec_jax.tree import types
 
 # So large that no node is dropped, as the page drops none.
 SIZES = dataclasses.replace(TREE, capacity=256, num_cache_rows=128)

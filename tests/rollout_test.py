@@ -10,7 +10,6 @@ from safetensors import numpy as safetensors_numpy
 from scipy import special
 
 from swiftspec_jax import errors, testing
-from swiftspec_jax.cache import dense
 from swiftspec_jax.config.architecture import IRope
 from swiftspec_jax.distillation import samples, shards
 from swiftspec_jax.distillation.writing import (
@@ -22,6 +21,7 @@ from swiftspec_jax.distillation.writing import (
   top_tokens,
 )
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import dense
 
 PREFIX_LENGTHS = (5, 64, 33)
 FEATURE_LAYERS = (1, 0)

@@ -16,10 +16,10 @@ from decoding_cases import request_of, sizes_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
-from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import dense, paged
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.step import ragged_batch, target_forward
 

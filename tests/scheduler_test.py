@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swiftspec_jax import errors, policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.page_table import NO_PAGE, PageTable, keys_of
 from swiftspec_jax.scheduling.scheduler import Scheduler

@@ -7,8 +7,8 @@ from decoding_cases import request_of
 from serving_cases import Oracle, linear_costs, make_view, unpadded
 
 from swiftspec_jax import errors
-from swiftspec_jax.cost_model.self_draft import SelfDraftCosts
 from swiftspec_jax.drafters.models.self_draft import SelfDraft, sparse_pages
+from swiftspec_jax.policies.cost_model.self_draft import SelfDraftCosts
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 

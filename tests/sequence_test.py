@@ -11,11 +11,12 @@ from engine_cases import FEW, TARGET, make_engine, results_of
 import swiftspec_jax as ss
 from experiments.aot import rows
 from experiments.aot.served_steps import Step
-from swiftspec_jax import errors, sharding, testing
-from swiftspec_jax.cache import paged
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax import errors, testing
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
+from swiftspec_jax.models.cache import paged
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.runtime import sharding
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step.program_sizes import ProgramSizes
 

@@ -17,10 +17,11 @@ import pytest
 import server_cases
 
 import swiftspec_jax as ss
-from swiftspec_jax import hosts, policies, testing
+from swiftspec_jax import policies, testing
 from swiftspec_jax.cli import configuration
 from swiftspec_jax.engine import host_sync, scoring
 from swiftspec_jax.policies import from_process_zero
+from swiftspec_jax.runtime import hosts
 
 TREE = ('--width=2', '--num_draft_steps=2', '--branching=2')
 PROMPT = 'hello hello hello'

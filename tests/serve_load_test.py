@@ -14,9 +14,9 @@ from simulate_load_test import COLUMNS
 from experiments import serve_load
 from swiftspec_jax import errors
 from swiftspec_jax.cli.flags import cost_flags, engine_flags
-from swiftspec_jax.cost_model import measured, storage
-from swiftspec_jax.cost_model.measured import Measurement
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model import measured, storage
+from swiftspec_jax.policies.cost_model.measured import Measurement
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 
 absl_flags.FLAGS.mark_as_parsed()
 

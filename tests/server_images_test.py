@@ -16,9 +16,10 @@ from images_test import LOOKUP, engine_of
 from server_cases import client_of, error_of, fetch, make_service, serving
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, images
+from swiftspec_jax import errors
 from swiftspec_jax.config.architecture import Vision
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.requests import images
 from swiftspec_jax.server.service import Service
 
 

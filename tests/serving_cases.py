@@ -3,13 +3,13 @@
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.cost_model import profiles
-from swiftspec_jax.cost_model.linear import (
+from swiftspec_jax.policies.cost_model import profiles
+from swiftspec_jax.policies.cost_model.linear import (
   DraftCoefficients,
   LinearCosts,
   TargetCoefficients,
 )
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.prediction.estimators import (
   ChainEstimator,
   Estimator,

@@ -13,9 +13,9 @@ from serving_cases import linear_costs
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, policies, simulator
-from swiftspec_jax.compilation import shape_classes
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine import shape_classes
 from swiftspec_jax.engine.engine import Engine
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.step_plan import StepPlan
 

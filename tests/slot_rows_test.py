@@ -11,14 +11,15 @@ from load_cases import check, serve
 from tree_cases import CONFIG
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, profiling, testing
-from swiftspec_jax.cache import dense
-from swiftspec_jax.compilation import warm_up
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax import errors, testing
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
+from swiftspec_jax.engine import warm_up
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import dense
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.runtime import profiling
 from swiftspec_jax.step import (
   ragged_batch,
   step_input,

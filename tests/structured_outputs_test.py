@@ -19,7 +19,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import swiftspec_jax as ss
 from experiments.flags import run_flags
-from swiftspec_jax import grammar, profiling, testing
+from swiftspec_jax import testing
+from swiftspec_jax.requests import grammar
+from swiftspec_jax.runtime import profiling
 from swiftspec_jax.testing.byte_tokenizer import EOS
 from swiftspec_jax.tokenizer import encode_prompt
 

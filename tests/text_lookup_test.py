@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swiftspec_jax import types
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafters.texts import text_lookup
+from swiftspec_jax.tree import types
 
 SIZE = 24
 PLAIN = TreeConfig(prompt_lookup=False)

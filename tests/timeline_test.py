@@ -8,8 +8,8 @@ import pytest
 
 from experiments.pictures import timeline_plot
 from swiftspec_jax import errors
-from swiftspec_jax import timeline as timeline_lib
-from swiftspec_jax.timeline import DRAFT, HOST, TARGET, TRANSFER, Span
+from swiftspec_jax.runtime import timeline as timeline_lib
+from swiftspec_jax.runtime.timeline import DRAFT, HOST, TARGET, TRANSFER, Span
 
 
 def span(track, name, start, end):

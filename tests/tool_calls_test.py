@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from swiftspec_jax import grammar, testing
+from swiftspec_jax import testing
+from swiftspec_jax.requests import grammar
 from swiftspec_jax.server import schema, tool_calls, tool_choice
 
 F, G = ('f', '{"x": "}]\\"{\\\\", "y": [1, {}]}'), ('g', '{}')

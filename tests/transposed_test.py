@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from decoding_cases import CONFIG
 
-from swiftspec_jax import sharding, testing
+from swiftspec_jax import testing
 from swiftspec_jax.models.matrices import transposed
 from swiftspec_jax.models.matrices.transposed import TransposedMatrix
 from swiftspec_jax.models.param_specs import ParamSpec
+from swiftspec_jax.runtime import sharding
 
 ARRAY = np.random.default_rng(0).standard_normal((2, 12, 3, 5), np.float32)
 AXES = ('kv_heads', None, None, None)

@@ -7,8 +7,8 @@ import tree_oracle
 from hypothesis import strategies as st
 
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax import types
-from swiftspec_jax.cache import dense
+from swiftspec_jax.models.cache import dense
+from swiftspec_jax.tree import types
 
 CAPACITY = 640  # tokens of a row of the cache, for some 60 rounds
 

@@ -16,7 +16,7 @@ from flax import struct
 
 from kernels_pallas.tree_attention import reference
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.cache import dense
+from swiftspec_jax.models.cache import dense
 
 
 def compiled(function, **options):

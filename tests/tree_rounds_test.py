@@ -11,8 +11,8 @@ from tree_cases import DEVICES, TREE, Pauses, pair, path_to, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
-from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tree as tree_lib
+from swiftspec_jax.runtime import timeline as timeline_lib
 
 # Narrow, so that chains are sent before they have keys and values.
 HYBRID = {

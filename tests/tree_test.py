@@ -10,7 +10,7 @@ import tree_oracle
 
 from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.cache import dense
+from swiftspec_jax.models.cache import dense
 
 # Children of t1, t2, ... and their log-probabilities, as in token_tree.md.
 EXAMPLE = {

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from swiftspec_jax import sharding, types
 from swiftspec_jax.config import SamplingParams
+from swiftspec_jax.runtime import sharding
 from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import slot_trees, verify
 from swiftspec_jax.step.rows import Rows
 from swiftspec_jax.step.sampling import SamplingLevel
 from swiftspec_jax.step.slot_sampling import level_of
 from swiftspec_jax.step.verdicts import Verdicts
+from swiftspec_jax.tree import types
 
 VOCAB = 5
 START = 10  # tokens known before the root and its draft

@@ -2,7 +2,7 @@
 
 from configs.hardware import google, nvidia
 from swiftspec_jax import errors
-from swiftspec_jax.planning.forward import Chip
+from swiftspec_jax.simulator.planning.forward import Chip
 
 CHIPS = {chip.name: chip for chip in (*nvidia.CHIPS, *google.CHIPS)}
 

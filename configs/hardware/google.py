@@ -6,7 +6,7 @@ published step times of small batches to fit the latencies to, so these are
 assumptions, and plans for TPUs are rougher than plans for GPUs.
 """
 
-from swiftspec_jax.planning.forward import Chip
+from swiftspec_jax.simulator.planning.forward import Chip
 
 # A hop between neighbours takes about 1 us ("How to scale your model", the
 # chapter on sharding); assumed for each chip of an all-reduce.

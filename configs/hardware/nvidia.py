@@ -4,7 +4,7 @@ Peaks are of dense products: half of what data sheets give with sparsity. Links
 have half of the data sheet's rate in each direction.
 """
 
-from swiftspec_jax.planning.forward import Chip
+from swiftspec_jax.simulator.planning.forward import Chip
 
 # SwiftSpec, table 3: all-reduces of 128 KiB among four H800 take 12.0 and 15.3
 # us, of which the bytes take 1 us. Taken to be the same on the other GPUs.

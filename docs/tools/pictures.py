@@ -17,8 +17,8 @@ from matplotlib import figure as figure_lib
 
 from docs.tools import results
 from experiments.pictures import timeline_plot
-from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.cli import output_files, plots, program
+from swiftspec_jax.runtime import timeline as timeline_lib
 
 _IMAGES = results.DIRECTORY.parent / 'images'
 _INK = {'light': '#1f2937', 'dark': '#e5e7eb'}

@@ -9,9 +9,10 @@ import swiftspec_jax as ss
 from experiments.accelerator import rows as rows_lib
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
-from swiftspec_jax import sharding, testing
+from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import builtin
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.runtime import sharding
 
 _SMOLLM2 = 'smollm2-135m-instruct'
 DRAFT = builtin.draft_for(_SMOLLM2)

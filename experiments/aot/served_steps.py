@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from swiftspec_jax import sharding
-from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, SamplingParams
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.cache import dense
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.runtime import sharding
 from swiftspec_jax.step import (
   ahead_of_time,
   slot_sampling,

@@ -13,11 +13,11 @@ from experiments.aot import served_steps
 from experiments.aot.models import Pair
 from experiments.aot.rows import Job
 from experiments.aot.targets import Target
-from swiftspec_jax import sharding
 from swiftspec_jax.config import ModelConfig, SamplingParams, TreeConfig
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters.trees import tree_draft
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.runtime import sharding
 from swiftspec_jax.step import buckets, program_sizes
 from swiftspec_jax.step.program_sizes import ProgramSizes
 

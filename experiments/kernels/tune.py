@@ -15,8 +15,9 @@ from experiments.aot.kernels import KERNELS
 from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import Case
 from kernels_pallas import comparison, dispatch, tuning
-from swiftspec_jax import atomic_file, errors
+from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files
+from swiftspec_jax.runtime import atomic_file
 
 _LEAST_GAIN = 1.03  # what times vary by
 

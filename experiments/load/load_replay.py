@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import swiftspec_jax as ss
-from swiftspec_jax import cost_model, results, simulator, tree
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax import simulator, tree
 from swiftspec_jax.engine.engine import Engine, StepRecord
+from swiftspec_jax.policies import cost_model
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.requests import results
 from swiftspec_jax.simulator.arrivals import Arrivals
 from swiftspec_jax.simulator.load_metrics import LoadRecorder
 

@@ -9,8 +9,8 @@ import numpy as np
 from experiments.flags import load_flags
 from experiments.load import load_report
 from swiftspec_jax import policies, simulator
-from swiftspec_jax.cost_model.measured import MeasuredCosts
 from swiftspec_jax.engine.engine import StepRecord
+from swiftspec_jax.policies.cost_model.measured import MeasuredCosts
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.simulator.arrivals import Arrivals
 

@@ -8,12 +8,13 @@ import numpy as np
 from absl import flags
 
 from experiments.flags import load_flags
-from swiftspec_jax import cost_model, errors, policies, simulator
+from swiftspec_jax import errors, policies, simulator
 from swiftspec_jax.cli.flags import policy_names
-from swiftspec_jax.cost_model import profiles, storage
-from swiftspec_jax.cost_model.self_draft import SelfDraftCosts
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies import cost_model
 from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.policies.cost_model import profiles, storage
+from swiftspec_jax.policies.cost_model.self_draft import SelfDraftCosts
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.simulator.arrivals import Arrivals

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.measuring import llama_peer
 from experiments.output.benchmark_output import Record
-from swiftspec_jax import results
+from swiftspec_jax.requests import results
 
 BASELINE = 'autoregressive'
 _NOT_COMPARED = llama_peer.PEERS  # have weights of their own

@@ -22,7 +22,7 @@ import numpy as np
 
 from experiments.measuring import benchmark_report
 from experiments.output.benchmark_output import Record
-from swiftspec_jax import results
+from swiftspec_jax.requests import results
 
 CHAIN_LENGTH = 4
 TREE_SIZES = (8, 16)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import swiftspec_jax as ss
 from experiments.measuring.benchmark_run import Decode
-from swiftspec_jax import errors, results
+from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import builtin
+from swiftspec_jax.requests import results
 
 if TYPE_CHECKING:
   import xllamacpp

@@ -6,9 +6,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from swiftspec_jax import errors, results
+from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files
 from swiftspec_jax.cli.prompts import Prompt
+from swiftspec_jax.requests import results
 
 _RESULTS = 'results.jsonl'
 _SETTINGS = 'settings.json'

@@ -7,8 +7,8 @@ from matplotlib import figure as figure_lib
 from matplotlib import patches
 
 from swiftspec_jax import errors
-from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.cli import plots
+from swiftspec_jax.runtime import timeline as timeline_lib
 
 _COLORS = {
   'verify': plots.BLUE,

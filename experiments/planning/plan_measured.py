@@ -12,8 +12,8 @@ from experiments.accelerator.rows import Row
 from experiments.planning import plan_validation
 from experiments.planning.plan_validation import Point
 from swiftspec_jax import errors
-from swiftspec_jax.planning import forward as forward_lib
-from swiftspec_jax.planning.forward import Chip, Efficiency, Forward
+from swiftspec_jax.simulator.planning import forward as forward_lib
+from swiftspec_jax.simulator.planning.forward import Chip, Efficiency, Forward
 
 _MEASURED = 'measured'
 _FITTED = 'fitted to measured steps'

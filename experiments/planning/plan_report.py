@@ -7,7 +7,7 @@ from configs.deployment import Deployment
 from experiments.measuring import benchmark_report
 from experiments.planning import plan_rows, plan_search
 from experiments.planning.plan_search import GOALS, Plan
-from swiftspec_jax.planning.rounds import Times
+from swiftspec_jax.simulator.planning.rounds import Times
 
 # SwiftSpec, figure 8: means of five pairs. The faster of two ways to decode
 # (mode, and whether kernels are fused), the other one, the ratio of speeds.

@@ -11,7 +11,7 @@ import swiftspec_jax as ss
 from experiments.measuring import benchmark_run
 from swiftspec_jax import testing
 from swiftspec_jax.cli import references
-from swiftspec_jax.planning.rounds import Rounds
+from swiftspec_jax.simulator.planning.rounds import Rounds
 
 _NUM_TOKENS = 192  # of an output
 # As acceptance is forced, the weights are of no account.

@@ -7,7 +7,7 @@ import numpy as np
 
 from configs.deployment import Deployment, Published
 from experiments.planning.plan_search import Plan
-from swiftspec_jax.planning import rounds as rounds_lib
+from swiftspec_jax.simulator.planning import rounds as rounds_lib
 
 _WIDE = 'bfloat16'  # of matrices that are not quantized
 

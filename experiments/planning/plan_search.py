@@ -10,9 +10,9 @@ from configs.launches import ProgramsOf
 from experiments.planning.plan_rounds import Recording
 from swiftspec_jax import errors
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.planning import forward as forward_lib
-from swiftspec_jax.planning.forward import Forward, ForwardSeconds
-from swiftspec_jax.planning.rounds import Times
+from swiftspec_jax.simulator.planning import forward as forward_lib
+from swiftspec_jax.simulator.planning.forward import Forward, ForwardSeconds
+from swiftspec_jax.simulator.planning.rounds import Times
 
 # What a plan is chosen for, and the attribute that says how good it is.
 GOALS = {

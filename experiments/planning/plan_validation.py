@@ -10,9 +10,9 @@ from scipy import optimize
 from configs import launches, models
 from configs.hardware import nvidia
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.cost_model import profiles
-from swiftspec_jax.planning import forward as forward_lib
-from swiftspec_jax.planning.forward import Chip, Efficiency, Forward
+from swiftspec_jax.policies.cost_model import profiles
+from swiftspec_jax.simulator.planning import forward as forward_lib
+from swiftspec_jax.simulator.planning.forward import Chip, Efficiency, Forward
 
 _CONTEXT = 500  # tokens; the papers do not say, their prompts are short
 _MICRO = 1e6  # what is fitted has sizes near one

@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.measuring import benchmark_report
 from experiments.output.benchmark_output import Record
-from swiftspec_jax import results
+from swiftspec_jax.requests import results
 
 ALL = 'all'
 # SwiftSpec, table 7, Qwen2-72B with 1.5B: serial and parallel acceptance, by

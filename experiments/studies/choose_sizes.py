@@ -19,9 +19,9 @@ from absl import flags
 from swiftspec_jax import errors
 from swiftspec_jax.cli import program
 from swiftspec_jax.cli.flags import size_flags
-from swiftspec_jax.compilation import shape_classes
-from swiftspec_jax.compilation.shape_classes import Shape
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.engine import shape_classes
+from swiftspec_jax.engine.shape_classes import Shape
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 
 _STEPS = flags.DEFINE_string(
   'steps',

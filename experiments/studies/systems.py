@@ -13,9 +13,9 @@ import swiftspec_jax as ss
 from swiftspec_jax import policies
 from swiftspec_jax.cli.flags import modes as modes_lib
 from swiftspec_jax.cli.flags import shared_flags
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.drafters.texts.datastore import Datastore
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.live_costs import LiveCosts

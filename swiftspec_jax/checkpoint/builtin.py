@@ -120,7 +120,7 @@ _MODELS = (
   ),
 )
 BUILTIN_MODELS = {model.name: model for model in _MODELS}
-# The target of each draft in `swiftspec_jax/drafts`.
+# The target of each draft in `builtin_drafts`.
 BUILTIN_DRAFTS = {'smollm2-135m-draft': 'smollm2-135m-instruct'}
 
 
@@ -132,7 +132,7 @@ def draft_for(target: str) -> str | None:
 
 def draft_directory(name: str) -> pathlib.Path:
   """Returns where a built-in draft lies, a key of `BUILTIN_DRAFTS`."""
-  return pathlib.Path(__file__).parents[1] / 'drafts' / name
+  return pathlib.Path(__file__).parent / 'builtin_drafts' / name
 
 
 def fetch(name: str) -> pathlib.Path:

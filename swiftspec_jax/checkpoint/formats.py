@@ -12,9 +12,9 @@ from swiftspec_jax.checkpoint import hf, orbax
 from swiftspec_jax.checkpoint.drafts import dflash, eagle3, mtp, redrafter
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True)

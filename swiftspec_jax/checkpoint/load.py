@@ -14,15 +14,16 @@ from kernels_pallas import dispatch, tuning
 from kernels_pallas.gguf_blocks import native as gguf_native
 from kernels_pallas.native import library
 from swiftspec_jax import config as config_lib
-from swiftspec_jax import errors, sharding
+from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.checkpoint import end_tokens, find, formats, memory
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models import shared_vocabulary
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import attention
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models import rope_scaling as rope_scaling_lib
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.runtime import sharding
 
 
 def load(

@@ -15,12 +15,13 @@ import uuid
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, sharding
+from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import transposed
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.runtime import sharding
 
 _CONFIG = 'model_config.json'
 _PARAMS = 'params'

@@ -15,7 +15,8 @@ import numpy as np
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
-from swiftspec_jax import atomic_file, errors
+from swiftspec_jax import errors
+from swiftspec_jax.runtime import atomic_file
 
 ERRORS = OSError, safetensors.SafetensorError  # of a file
 _DTYPES = {

@@ -14,9 +14,9 @@ from absl import flags
 from rich import box, console, live, panel, status, table, text
 
 import swiftspec_jax as ss
-from swiftspec_jax import results
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.cli import program
+from swiftspec_jax.requests import results
 
 _TARGET = flags.DEFINE_string(
   'target', 'smollm2-135m-instruct', 'Model that answers.'

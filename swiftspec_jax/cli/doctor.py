@@ -20,8 +20,8 @@ from absl import flags
 import swiftspec_jax as ss
 from kernels_pallas import user_cache
 from kernels_pallas.native import library
-from swiftspec_jax import profiling
 from swiftspec_jax.cli import program, provenance, step_times
+from swiftspec_jax.runtime import profiling
 
 _STEP = flags.DEFINE_bool(
   'step', True, 'Measure the memory bandwidth and a step; some seconds.'

@@ -17,8 +17,7 @@ import jax
 from absl import flags
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, hosts, input_files
-from swiftspec_jax import timeline as timeline_lib
+from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.cli import (
   chat,
@@ -38,6 +37,8 @@ from swiftspec_jax.cli.flags import (
   shared_flags,
   tree_flags,
 )
+from swiftspec_jax.runtime import hosts, input_files
+from swiftspec_jax.runtime import timeline as timeline_lib
 
 _MODE = flags.DEFINE_enum(
   'mode',

@@ -16,11 +16,12 @@ import pathlib
 from absl import flags
 from tqdm import tqdm
 
-from swiftspec_jax import errors, input_files
+from swiftspec_jax import errors
 from swiftspec_jax.cli import program
 from swiftspec_jax.cli.flags import shared_flags
 from swiftspec_jax.distillation import samples
 from swiftspec_jax.distillation.writing import documents, generation, scripts
+from swiftspec_jax.runtime import input_files
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'Where the shards go.', required=True

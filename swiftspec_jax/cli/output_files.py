@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from swiftspec_jax import atomic_file, errors
+from swiftspec_jax import errors
+from swiftspec_jax.runtime import atomic_file
 
 
 @contextlib.contextmanager

@@ -15,9 +15,10 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from swiftspec_jax import errors, hosts
+from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import builtin
 from swiftspec_jax.cli import pipes, short_help
+from swiftspec_jax.runtime import hosts
 
 _INTERRUPTED = 130  # what a shell reports for Ctrl-C
 _RETRY_SECONDS = 0.1

@@ -6,7 +6,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from swiftspec_jax import errors, input_files
+from swiftspec_jax import errors
+from swiftspec_jax.runtime import input_files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from absl import flags
 from absl import logging as absl_logging
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, hosts, sharding
+from swiftspec_jax import errors
 from swiftspec_jax.cli import extras, program
 from swiftspec_jax.cli.flags import (
   config_file,
@@ -36,6 +36,7 @@ from swiftspec_jax.cli.flags import (
 from swiftspec_jax.engine import background
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.from_process_zero import FromProcessZero
+from swiftspec_jax.runtime import hosts, sharding
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _PATIENCE = 5.0  # seconds, at the end, for what is being compiled

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 import swiftspec_jax as ss
-from swiftspec_jax import sharding
 from swiftspec_jax.drafters.trees import tree_draft
+from swiftspec_jax.runtime import sharding
 from swiftspec_jax.step import buckets
 
 _NUM_TIMINGS = 8

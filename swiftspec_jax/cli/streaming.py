@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import swiftspec_jax as ss
-from swiftspec_jax import results
+from swiftspec_jax.requests import results
 
 
 def show(decoder: ss.Decoder, request: ss.Request) -> ss.GenerationResult:

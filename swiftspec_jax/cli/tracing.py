@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import swiftspec_jax as ss
-from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.cli import output_files
+from swiftspec_jax.runtime import timeline as timeline_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from absl import flags
 from tqdm import tqdm
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, sharding
+from swiftspec_jax import errors
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.cli import program, training_log
 from swiftspec_jax.cli.flags import host_flags, shared_flags
@@ -29,6 +29,7 @@ from swiftspec_jax.distillation import (
   training,
 )
 from swiftspec_jax.distillation import trainer as trainer_lib
+from swiftspec_jax.runtime import sharding
 
 _DATA = flags.DEFINE_string(
   'data', None, 'Folder that swiftspec generate_data wrote.', required=True

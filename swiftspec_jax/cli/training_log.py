@@ -4,8 +4,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from swiftspec_jax import sharding
 from swiftspec_jax.cli import output_files
+from swiftspec_jax.runtime import sharding
 
 _METRICS = 'metrics.jsonl'
 _PICTURE = 'training.png'

@@ -18,7 +18,7 @@ from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import safetensors_file
 from swiftspec_jax.distillation import samples as samples_lib
 from swiftspec_jax.distillation.samples import Group, Sample
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
 
 FORMAT = 'swiftspec_jax samples 1'
 _FEATURES = 'features'

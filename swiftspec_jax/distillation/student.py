@@ -15,10 +15,10 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Recurrent
 from swiftspec_jax.distillation import chain_attention
 from swiftspec_jax.distillation.samples import Group, Role, Sample
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder, layers, recurrent
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import transposed
+from swiftspec_jax.models.model import Model
 
 # An answer's token counts as much as this number of tokens of its prompt.
 _ANSWER_WEIGHT = 4

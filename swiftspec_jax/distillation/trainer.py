@@ -13,15 +13,16 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from swiftspec_jax import atomic_file, errors, sharding
+from swiftspec_jax import errors
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.distillation import packing, shards, student, training
 from swiftspec_jax.distillation.samples import Group
 from swiftspec_jax.distillation.training import TrainingConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import layers
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import transposed
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.runtime import atomic_file, sharding
 
 _RUN = 'run.json'
 _CHECKPOINTS = 'checkpoints'

@@ -16,7 +16,7 @@ import numpy as np
 from swiftspec_jax import policies
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
 from swiftspec_jax.drafters.spec import DraftSpec, Setup
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.slot_drafts import Search, SlotDrafts
 from swiftspec_jax.step.stateless_drafter import StatelessDrafter

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swiftspec_jax import requests, types
+from swiftspec_jax import requests
 from swiftspec_jax.requests import DraftNode
+from swiftspec_jax.tree import types
 
 
 def of_tree(

@@ -16,7 +16,7 @@ from swiftspec_jax.drafters.models.kinds import ChainDraft
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.drafters.spec import DraftSpec, Setup
 from swiftspec_jax.drafters.texts.prompt_lookup import PromptLookup
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.step.stateless_drafter import StatelessDrafter
 
 Draft = Model | DraftSpec | HostDrafter | StatelessDrafter | None

@@ -4,9 +4,9 @@ import dataclasses
 from typing import ClassVar
 
 from swiftspec_jax import errors
-from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.runtime import timeline as timeline_lib
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.target import Target
 

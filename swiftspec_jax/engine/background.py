@@ -4,10 +4,10 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator
 
-from swiftspec_jax import hosts
 from swiftspec_jax.engine import left_iterators
 from swiftspec_jax.engine.engine import Engine, StepRecord
-from swiftspec_jax.hosts.connections import FirstHasLeftError
+from swiftspec_jax.runtime import hosts
+from swiftspec_jax.runtime.connections import FirstHasLeftError
 
 
 @contextlib.contextmanager

@@ -19,21 +19,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, policies, sharding, types
-from swiftspec_jax import timeline as timeline_lib
-from swiftspec_jax.compilation import warm_up
-from swiftspec_jax.compilation.programs import Programs
+from swiftspec_jax import errors, policies
 from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.device_drafter import DeviceDrafter
 from swiftspec_jax.drafters.engine_drafter import SlotTexts
 from swiftspec_jax.drafters.spec import Setup
 from swiftspec_jax.drafters.texts.lookup_hindsight import LookupHindsight
+from swiftspec_jax.engine import warm_up
 from swiftspec_jax.engine.frontend import Frontend
 from swiftspec_jax.engine.grammar_steps import GrammarSteps
+from swiftspec_jax.engine.programs import Programs
 from swiftspec_jax.engine.step_reader import StepReader
 from swiftspec_jax.engine.steps import StepRecord, Unread
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.policies.fixed_length import FixedLength
+from swiftspec_jax.runtime import sharding
+from swiftspec_jax.runtime import timeline as timeline_lib
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.step import buckets, step_input, target_forward
@@ -43,6 +44,7 @@ from swiftspec_jax.step.rows import Rows
 from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.target import Target
+from swiftspec_jax.tree import types
 
 
 class Engine(Frontend):

@@ -12,13 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import hosts, sharding, types
 from swiftspec_jax.config import MAX_TOP_LOGPROBS
 from swiftspec_jax.engine import host_sync, jobs, scoring
 from swiftspec_jax.engine.handles import EngineError, Handle, failure_of
 from swiftspec_jax.engine.jobs import Job
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.requests import Request
+from swiftspec_jax.runtime import hosts, sharding
+from swiftspec_jax.tree import types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

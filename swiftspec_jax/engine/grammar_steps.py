@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging
 
-from swiftspec_jax import grammar, policies, types
+from swiftspec_jax import policies
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.engine.steps import Unread
+from swiftspec_jax.requests import grammar
 from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.step import slot_trees
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.target import Target
+from swiftspec_jax.tree import types
 
 if TYPE_CHECKING:
   import llguidance

@@ -5,7 +5,8 @@ import dataclasses
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from swiftspec_jax import requests, results
+from swiftspec_jax import requests
+from swiftspec_jax.requests import results
 
 
 class EngineError(RuntimeError):

@@ -7,25 +7,27 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from swiftspec_jax import (
-  errors,
-  grammar,
-  images,
-  profiling,
-  requests,
-  results,
-  types,
-)
+from swiftspec_jax import errors, requests
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.drafters import draft_nodes
 from swiftspec_jax.engine.handles import Handle, Update
-from swiftspec_jax.model import Model
-from swiftspec_jax.requests import Piece, Request, Source, source_of
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.requests import (
+  Piece,
+  Request,
+  Source,
+  grammar,
+  images,
+  results,
+  source_of,
+)
+from swiftspec_jax.runtime import profiling
 from swiftspec_jax.scheduling import page_table
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import slot_trees
 from swiftspec_jax.step.verdicts import Verdicts
+from swiftspec_jax.tree import types
 
 if TYPE_CHECKING:
   import llguidance

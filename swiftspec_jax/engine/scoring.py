@@ -6,13 +6,14 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from swiftspec_jax import sharding, types
-from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import dense
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.runtime import sharding
 from swiftspec_jax.step import buckets
+from swiftspec_jax.tree import types
 
 _FEWEST_TOKENS = 256  # of what is compiled: many requests are short
 

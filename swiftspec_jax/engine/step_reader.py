@@ -9,18 +9,20 @@ import time
 import jax
 import numpy as np
 
-from swiftspec_jax import policies, profiling, types
-from swiftspec_jax import timeline as timeline_lib
+from swiftspec_jax import policies
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
 from swiftspec_jax.drafters.texts.lookup_hindsight import LookupHindsight
 from swiftspec_jax.engine import steps
 from swiftspec_jax.engine.jobs import Job
 from swiftspec_jax.engine.steps import StepRecord, Unread
+from swiftspec_jax.runtime import profiling
+from swiftspec_jax.runtime import timeline as timeline_lib
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.step.slot_drafts import verdicts_of
 from swiftspec_jax.step.target import Target
 from swiftspec_jax.step.verdicts import Verdicts
+from swiftspec_jax.tree import types
 
 
 class StepReader:

@@ -15,7 +15,6 @@ from kernels_pallas.few_rows import api as few_rows_api
 from kernels_pallas.fused_attention import api as fused_api
 from kernels_pallas.tree_attention import api as attention_api
 from kernels_pallas.tree_attention import reference as attention_reference
-from swiftspec_jax.cache import all_layers, dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import (
   attention,
@@ -24,6 +23,7 @@ from swiftspec_jax.models import (
   layers,
   recurrent,
 )
+from swiftspec_jax.models.cache import all_layers, dense
 from swiftspec_jax.models.families import gemma4
 from swiftspec_jax.models.params import Params
 

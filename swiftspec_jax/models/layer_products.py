@@ -13,11 +13,11 @@ from kernels_pallas.matmul_all_reduce import api as project_api
 from kernels_pallas.matmul_all_reduce import reference as project_reference
 from kernels_pallas.swiglu import api as swiglu_api
 from kernels_pallas.swiglu import reference as swiglu_reference
-from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import layers
 from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
 from swiftspec_jax.models.matrices.row_products import RowProducts
+from swiftspec_jax.runtime import sharding as sharding_lib
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

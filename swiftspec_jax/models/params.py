@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from swiftspec_jax import errors, sharding
+from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import array_parts
 from swiftspec_jax.models.matrices import stored_blocks, transposed
 from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 from swiftspec_jax.models.param_specs import ParamSpec, param_specs
+from swiftspec_jax.runtime import sharding
 
 Params = dict[str, Any]  # pytree of arrays and of matrices of other kinds
 

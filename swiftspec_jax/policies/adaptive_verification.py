@@ -11,8 +11,8 @@ Legend: B rows, K longest draft.
 
 import numpy as np
 
-from swiftspec_jax import cost_model, policies
-from swiftspec_jax.policies import allocation
+from swiftspec_jax import policies
+from swiftspec_jax.policies import allocation, cost_model
 
 _REFIT_EVERY = 100  # steps
 _NUM_WARM_UP_REFITS = 3

@@ -1,17 +1,15 @@
 """Goodput without a profile, for whatever drafts an engine has."""
 
-from swiftspec_jax import cost_model, policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax import policies
+from swiftspec_jax.policies import cost_model
 from swiftspec_jax.policies.best_source import BestSource
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.estimators import (
   ChainEstimator,
   TreeEstimator,
 )
-from swiftspec_jax.policies.prediction.live_costs import (
-  LiveCosts,
-  LookupCosts,
-)
+from swiftspec_jax.policies.prediction.live_costs import LiveCosts, LookupCosts
 from swiftspec_jax.policies.prediction.lookup_estimator import LookupEstimator
 
 

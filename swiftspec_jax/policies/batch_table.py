@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from swiftspec_jax import cost_model as cost_model_lib
 from swiftspec_jax import errors, policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies import cost_model as cost_model_lib
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 
 
 class BatchTable(policies.Policy):

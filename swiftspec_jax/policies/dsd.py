@@ -8,7 +8,8 @@ before prompts, as in vLLM.
 
 import numpy as np
 
-from swiftspec_jax import cost_model, policies
+from swiftspec_jax import policies
+from swiftspec_jax.policies import cost_model
 
 
 def search(

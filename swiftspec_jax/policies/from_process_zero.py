@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from swiftspec_jax import hosts, policies, sharding
+from swiftspec_jax import policies
+from swiftspec_jax.runtime import hosts, sharding
 
 
 class FromProcessZero(policies.Policy):

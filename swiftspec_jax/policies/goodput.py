@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from swiftspec_jax import cost_model, policies
-from swiftspec_jax.policies import allocation, search
+from swiftspec_jax import policies
+from swiftspec_jax.policies import allocation, cost_model, search
 from swiftspec_jax.policies.prediction.estimators import (
   ChainEstimator,
   Estimator,

@@ -3,7 +3,8 @@
 import importlib
 from typing import Any
 
-from swiftspec_jax import cost_model, errors, policies
+from swiftspec_jax import errors, policies
+from swiftspec_jax.policies import cost_model
 
 
 def load_class(name: str) -> type[Any]:

@@ -14,7 +14,8 @@ import functools
 
 import numpy as np
 
-from swiftspec_jax import cost_model, policies
+from swiftspec_jax import policies
+from swiftspec_jax.policies import cost_model
 
 # Gains are counted in classes, four for each halving: the exponent of a float64
 # and the first two bits of its mantissa name the class.

@@ -3,7 +3,7 @@
 import dataclasses
 
 from swiftspec_jax import errors
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

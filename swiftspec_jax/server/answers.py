@@ -8,14 +8,14 @@ from typing import Any
 
 import swiftspec_jax as ss
 from swiftspec_jax import tokenizer as tokenizer_lib
-from swiftspec_jax import types
 from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.requests import DraftNode
-from swiftspec_jax.results import GenerationResult
+from swiftspec_jax.requests.results import GenerationResult
 from swiftspec_jax.server import answer_types
 from swiftspec_jax.server.schema import StreamOptions
 from swiftspec_jax.tokenizer import token_names
 from swiftspec_jax.tokenizer.token_names import TokenName
+from swiftspec_jax.tree import types
 
 # JSON has no infinity; this is what vLLM says instead.
 _LEAST_LOGPROB = -9999.0

@@ -18,8 +18,8 @@ from fastapi import responses
 from starlette.middleware.cors import CORSMiddleware
 
 import swiftspec_jax as ss
-from swiftspec_jax import grammar
 from swiftspec_jax.engine import handles
+from swiftspec_jax.requests import grammar
 from swiftspec_jax.server import (
   answer_types,
   answers,

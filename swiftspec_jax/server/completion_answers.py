@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from swiftspec_jax import types
 from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.server import answer_types, answers
 from swiftspec_jax.server.echo import Echo
+from swiftspec_jax.tree import types
 
 
 class CompletionFormat(answers.Format):

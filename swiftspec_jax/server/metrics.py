@@ -13,7 +13,7 @@ import prometheus_client
 from swiftspec_jax import tree
 from swiftspec_jax.engine.engine import Engine, StepRecord
 from swiftspec_jax.engine.handles import Update
-from swiftspec_jax.results import GenerationResult, GenerationStats
+from swiftspec_jax.requests.results import GenerationResult, GenerationStats
 
 _LABEL = 'model_name'
 

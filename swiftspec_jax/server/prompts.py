@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
-from swiftspec_jax import errors, images
+from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config.architecture import Vision
-from swiftspec_jax.images import Image
+from swiftspec_jax.requests import images
+from swiftspec_jax.requests.images import Image
 from swiftspec_jax.tokenizer import token_names
 
 # A text, messages or token ids.

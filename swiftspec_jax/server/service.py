@@ -12,15 +12,16 @@ from typing import TypeAlias
 
 import fastapi
 
-from swiftspec_jax import errors, results, types
+from swiftspec_jax import errors
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.engine.handles import Handle, Update
-from swiftspec_jax.model import Model
-from swiftspec_jax.requests import Request
-from swiftspec_jax.results import GenerationResult
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.requests import Request, results
+from swiftspec_jax.requests.results import GenerationResult
 from swiftspec_jax.server import tool_calls
 from swiftspec_jax.server.metrics import Metrics
 from swiftspec_jax.server.prompts import PromptEncoder
+from swiftspec_jax.tree import types
 
 Rating: TypeAlias = futures.Future[types.Logprobs]
 

@@ -5,8 +5,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from swiftspec_jax import errors, grammar
+from swiftspec_jax import errors
 from swiftspec_jax.config import StructuredOutputs
+from swiftspec_jax.requests import grammar
 from swiftspec_jax.server.messages import OfferedFunction, Tool
 from swiftspec_jax.server.schema import ChatRequest
 from swiftspec_jax.tokenizer import Tokenizer

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from swiftspec_jax import errors, input_files
+from swiftspec_jax import errors
+from swiftspec_jax.runtime import input_files
 
 _STEP_SECONDS = 20.0
 _STEP_HEIGHT = 0.5  # the rate is that much higher and lower in turns

@@ -7,9 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
-from swiftspec_jax import cost_model, policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax import policies
 from swiftspec_jax.drafters.models.draft_prefill import DraftPrefill
+from swiftspec_jax.policies import cost_model
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.scheduling.scheduler import Scheduler
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.scheduling.step_plan import StepPlan

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax.runtime import sharding as sharding_lib
 
 
 def compile_only(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

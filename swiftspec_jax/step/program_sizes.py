@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from swiftspec_jax import errors
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import buckets
 from swiftspec_jax.step.ragged_batch import StepSizes

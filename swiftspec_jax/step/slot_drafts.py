@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import policies, types
+from swiftspec_jax import policies
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.step import stateless_drafter
+from swiftspec_jax.tree import types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,11 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from swiftspec_jax.config import SamplingParams
-from swiftspec_jax.step.sampling import (
-  SamplingLevel,
-  SamplingState,
-  make_state,
-)
+from swiftspec_jax.step.sampling import SamplingLevel, SamplingState, make_state
 
 
 def level_of(params: SamplingParams) -> SamplingLevel:

@@ -17,7 +17,7 @@ import numpy as np
 from flax import struct
 
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax import types
+from swiftspec_jax.tree import types
 
 
 @struct.dataclass(frozen=True, kw_only=True)

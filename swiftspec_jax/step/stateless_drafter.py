@@ -6,8 +6,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from swiftspec_jax import types
 from swiftspec_jax.step.rows import Rows
+from swiftspec_jax.tree import types
 
 
 class StatelessDrafter(abc.ABC):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from swiftspec_jax.cache import dense
+from swiftspec_jax.models.cache import dense
 from swiftspec_jax.scheduling.page_table import NO_PAGE
 from swiftspec_jax.scheduling.step_plan import StepPlan
 from swiftspec_jax.step import ragged_batch, verify

@@ -14,11 +14,12 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from swiftspec_jax import policies, sharding, types
+from swiftspec_jax import policies
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.cache import dense
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.cache import dense
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.requests import Request
+from swiftspec_jax.runtime import sharding
 from swiftspec_jax.step import (
   ahead_of_time,
   slot_images,
@@ -36,6 +37,7 @@ from swiftspec_jax.step.slot_drafts import Search, SlotDrafts
 from swiftspec_jax.step.slot_images import SlotImages
 from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.unread_tokens import Texts
+from swiftspec_jax.tree import types
 
 
 class Target:

@@ -15,12 +15,13 @@ from kernels_pallas.fused_attention import api as fused_api
 from kernels_pallas.fused_paged_attention import api as fused_paged_api
 from kernels_pallas.paged_attention import api as paged_attention_api
 from kernels_pallas.tree_attention import api as tree_attention_api
-from swiftspec_jax import errors, sharding
-from swiftspec_jax.cache import all_layers, dense, paged
+from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import attention, decoder, layer_products, layers
+from swiftspec_jax.models.cache import all_layers, dense, paged
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.runtime import sharding
 from swiftspec_jax.step import ragged_batch
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import RaggedBatch, StepSizes

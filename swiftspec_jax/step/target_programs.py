@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from swiftspec_jax import types
-from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import attention
+from swiftspec_jax.models.cache import dense, paged
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import (
@@ -33,6 +32,7 @@ from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.slot_trees import SlotTrees
 from swiftspec_jax.step.target_forward import Cache
 from swiftspec_jax.step.verdicts import Verdicts
+from swiftspec_jax.tree import types
 
 
 @functools.partial(jax.jit, static_argnames='kernels', donate_argnames='cache')

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import NamedSharding
 
-from swiftspec_jax import types
-from swiftspec_jax.tree import arrays
+from swiftspec_jax.tree import arrays, types
 
 
 @struct.dataclass(frozen=True, kw_only=True)

@@ -24,12 +24,12 @@ from jax.sharding import NamedSharding
 from kernels_pallas.verification import api, reference
 from kernels_pallas.vocabulary import largest
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax import types
 from swiftspec_jax.step import rows as rows_lib
 from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step.rows import Rows
 from swiftspec_jax.step.slot_trees import SlotTrees
 from swiftspec_jax.step.verdicts import TreePart, Verdicts
+from swiftspec_jax.tree import types
 
 _LEAST_LOGIT = -1e30  # whose exponential is 0, and that a temperature divides
 

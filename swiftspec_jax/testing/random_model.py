@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from swiftspec_jax import sharding
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.runtime import sharding
 from swiftspec_jax.testing.byte_tokenizer import byte_tokenizer
 
 

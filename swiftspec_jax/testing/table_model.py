@@ -9,10 +9,11 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models
 
-from swiftspec_jax import errors, sharding
+from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.runtime import sharding
 
 # What a table's probability of zero becomes; its exponential is zero.
 _LOG_ZERO = -1e4

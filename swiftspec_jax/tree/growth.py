@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from swiftspec_jax import types
-from swiftspec_jax.tree import arrays, insertion, state
+from swiftspec_jax.tree import arrays, insertion, state, types
 
 
 @struct.dataclass(frozen=True, kw_only=True)

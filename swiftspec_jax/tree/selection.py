@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from swiftspec_jax import types
-from swiftspec_jax.tree import arrays, state
+from swiftspec_jax.tree import arrays, state, types
 
 
 def select(

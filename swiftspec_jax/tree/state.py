@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from swiftspec_jax import errors, types
-from swiftspec_jax.tree import arrays
+from swiftspec_jax import errors
+from swiftspec_jax.tree import arrays, types
 
 ROOT_INDEX = 0
 NO_NODE = NO_PARENT = NO_SLOT = -1

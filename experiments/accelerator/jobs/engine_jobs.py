@@ -14,8 +14,8 @@ from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
 from swiftspec_jax import errors, testing
 from swiftspec_jax.cli import output_files
-from swiftspec_jax.cost_model import storage
-from swiftspec_jax.cost_model.measured import MeasuredCosts
+from swiftspec_jax.policies.cost_model import storage
+from swiftspec_jax.policies.cost_model.measured import MeasuredCosts
 
 _ROOT = pathlib.Path(__file__).parents[3]
 _COSTS = 'costs.json'

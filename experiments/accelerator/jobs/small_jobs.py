@@ -11,8 +11,8 @@ from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
 from experiments.flags import run_flags
 from experiments.measuring import benchmark_run
-from swiftspec_jax import results
 from swiftspec_jax.cli import prompts
+from swiftspec_jax.requests import results
 
 _KERNELS = ('reference', 'auto')
 _MODES = ('autoregressive', 'prompt_lookup', 'serial')

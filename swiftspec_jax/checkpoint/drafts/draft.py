@@ -17,14 +17,15 @@ import jax
 import numpy as np
 from safetensors import numpy as safetensors_numpy
 
-from swiftspec_jax import atomic_file, errors
+from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.checkpoint import safetensors_file
 from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import transposed
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.runtime import atomic_file
 
 KIND = 'a draft of the target that its config.json names'
 MODEL_TYPE = 'swiftspec_draft'

@@ -10,8 +10,8 @@ import numpy as np
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import families, layers
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.models.params import Params
 
 # A draft's configuration, and what reads its host arrays for that, which may

@@ -27,8 +27,8 @@ from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Block, Eagle3
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.models.params import Params
 
 KIND = 'an EAGLE-3 head'

@@ -18,8 +18,8 @@ from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.models.params import Params
 
 KIND = 'a layer for multi-token prediction'

@@ -16,8 +16,8 @@ from swiftspec_jax.checkpoint import hf
 from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Recurrent
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import recurrent
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.models.params import Params
 
 KIND = 'a ReDrafter head'

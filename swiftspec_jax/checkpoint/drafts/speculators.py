@@ -12,15 +12,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from swiftspec_jax import atomic_file, errors
+from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import safetensors_file
 from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Eagle3
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models import rope_scaling
 from swiftspec_jax.models.matrices import transposed
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.runtime import atomic_file
 
 # Release of `speculators` whose fields and tensors these are.
 _VERSION = '0.9.0'

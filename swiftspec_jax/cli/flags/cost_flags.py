@@ -8,9 +8,9 @@ from absl import flags
 import swiftspec_jax as ss
 from swiftspec_jax import errors, policies
 from swiftspec_jax.cli.flags import engine_flags, policy_names
-from swiftspec_jax.cost_model import storage
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.policies.cost_model import storage
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
 _COSTS = flags.DEFINE_string(

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 import jax
 from absl import flags
 
-from swiftspec_jax import errors, hosts
+from swiftspec_jax import errors
+from swiftspec_jax.runtime import hosts
 
 _XLA_FLAG = 'xla_force_host_platform_device_count'
 

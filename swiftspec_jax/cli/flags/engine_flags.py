@@ -17,12 +17,12 @@ from swiftspec_jax.cli.flags import (
   size_flags,
   tree_flags,
 )
-from swiftspec_jax.cost_model.measured import CostKey
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.forced_draft import ForcedDraft
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import attention
+from swiftspec_jax.policies.cost_model.measured import CostKey
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step.program_sizes import ProgramSizes
 

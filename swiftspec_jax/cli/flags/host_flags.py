@@ -12,8 +12,9 @@ from absl import flags
 
 import kernels_pallas
 import swiftspec_jax as ss
-from swiftspec_jax import errors, hosts
+from swiftspec_jax import errors
 from swiftspec_jax.cli import program
+from swiftspec_jax.runtime import hosts
 
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',

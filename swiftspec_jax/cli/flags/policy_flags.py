@@ -7,7 +7,7 @@ from absl import flags
 
 from swiftspec_jax import errors, policies
 from swiftspec_jax.cli.flags import modes, policy_names
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 
 _POLICY = flags.DEFINE_string(
   'policy',

@@ -1,10 +1,10 @@
 """Policies by the names that flags give them."""
 
-from swiftspec_jax import cost_model, errors, policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.policies import auto, loading
+from swiftspec_jax import errors, policies
+from swiftspec_jax.policies import auto, cost_model, loading
 from swiftspec_jax.policies.adaptive_verification import AdaptiveVerification
 from swiftspec_jax.policies.batch_table import BatchTable
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.dsd import Dsd
 from swiftspec_jax.policies.fixed_length import FixedLength
 

@@ -12,7 +12,7 @@ from absl import flags
 
 import swiftspec_jax as ss
 from kernels_pallas import dispatch
-from swiftspec_jax import config, errors, hosts
+from swiftspec_jax import config, errors
 from swiftspec_jax.checkpoint import builtin, find
 from swiftspec_jax.cli import provenance
 from swiftspec_jax.cli.flags import (
@@ -23,6 +23,7 @@ from swiftspec_jax.cli.flags import (
   modes,
   tree_flags,
 )
+from swiftspec_jax.runtime import hosts
 
 _TARGET = flags.DEFINE_string(
   'target',

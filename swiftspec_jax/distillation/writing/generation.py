@@ -10,7 +10,7 @@ import numpy as np
 from swiftspec_jax import errors
 from swiftspec_jax.distillation import samples, shards
 from swiftspec_jax.distillation.writing import rollout, scripts
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
 
 NUM_STEPS = 256  # length of a row
 _SENSIBLE_TEMPERATURE = 0.85

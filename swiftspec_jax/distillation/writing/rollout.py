@@ -23,11 +23,11 @@ import numpy as np
 from flax import struct
 
 from kernels_pallas import products
-from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.distillation.writing import prefix_attention, top_tokens
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder, layers
+from swiftspec_jax.models.cache import dense
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.models.params import Params
 
 GENERATE = -1  # in a script: the model writes here

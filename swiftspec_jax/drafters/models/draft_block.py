@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models.draft_forward import DraftRows
 from swiftspec_jax.drafters.models.draft_places import (
@@ -30,6 +29,7 @@ from swiftspec_jax.drafters.models.draft_places import (
 )
 from swiftspec_jax.drafters.models.model_drafter import ModelDrafter, Unread
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import paged
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import ragged_batch, target_forward
 from swiftspec_jax.step.ragged_batch import RaggedBatch, StepSizes

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models.draft_forward import (
   DraftRows,
@@ -24,6 +23,7 @@ from swiftspec_jax.drafters.models.draft_forward import (
 )
 from swiftspec_jax.drafters.models.model_drafter import ModelDrafter
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import paged
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import verify

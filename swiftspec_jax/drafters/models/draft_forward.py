@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import paged
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import target_forward
 from swiftspec_jax.step.ragged_batch import RaggedBatch

@@ -15,7 +15,6 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models.draft_forward import (
   DraftRows,
@@ -27,6 +26,7 @@ from swiftspec_jax.drafters.models.draft_places import (
   TreeOfPlaces,
 )
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import paged
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import target_forward
 from swiftspec_jax.step.ragged_batch import RaggedBatch

@@ -24,8 +24,8 @@ from swiftspec_jax.drafters.models.draft_forward import (
 )
 from swiftspec_jax.drafters.models.draft_tree import TreeDrafter
 from swiftspec_jax.drafters.models.model_drafter import ModelDrafter
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import verify

@@ -16,7 +16,7 @@ import dataclasses
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

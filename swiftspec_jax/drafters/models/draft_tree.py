@@ -17,20 +17,21 @@ import functools
 import jax
 import numpy as np
 
-from swiftspec_jax import errors, policies, types
-from swiftspec_jax import sharding as sharding_lib
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax import errors, policies
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter
 from swiftspec_jax.drafters.models import grown_trees
 from swiftspec_jax.drafters.models.model_drafter import ModelDrafter
 from swiftspec_jax.drafters.models.model_spec import ModelSpec
 from swiftspec_jax.drafters.spec import Setup
 from swiftspec_jax.drafters.texts import text_lookup
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.runtime import sharding as sharding_lib
 from swiftspec_jax.step import target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.target import Target
+from swiftspec_jax.tree import types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

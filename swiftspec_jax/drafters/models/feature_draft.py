@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from swiftspec_jax import errors, types
+from swiftspec_jax import errors
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import dense
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.models.params import Params
-from swiftspec_jax.tree import arrays
+from swiftspec_jax.tree import arrays, types
 
 
 @struct.dataclass(frozen=True, kw_only=True)

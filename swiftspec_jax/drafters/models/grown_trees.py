@@ -20,8 +20,6 @@ from jax.sharding import NamedSharding
 
 from kernels_pallas.paged_attention import reference
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax import types
-from swiftspec_jax.cache import dense, paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models import feature_draft
 from swiftspec_jax.drafters.models.draft_forward import (
@@ -30,9 +28,11 @@ from swiftspec_jax.drafters.models.draft_forward import (
 )
 from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import dense, paged
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import sampling as sampling_lib
 from swiftspec_jax.step import verify
+from swiftspec_jax.tree import types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

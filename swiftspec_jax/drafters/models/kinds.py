@@ -16,7 +16,7 @@ from swiftspec_jax.drafters.models.draft_tree import TreeDrafter
 from swiftspec_jax.drafters.models.model_drafter import ModelDrafter
 from swiftspec_jax.drafters.models.model_spec import ModelSpec
 from swiftspec_jax.drafters.spec import Setup
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.step import target_forward
 
 _CHAIN_LENGTH = 4  # draft tokens of a row, as each takes a forward

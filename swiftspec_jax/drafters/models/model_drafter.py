@@ -23,7 +23,6 @@ import jax
 import numpy as np
 
 from swiftspec_jax import policies
-from swiftspec_jax.cache import paged
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
 from swiftspec_jax.drafters.models.draft_forward import (
   DraftRows,
@@ -35,7 +34,8 @@ from swiftspec_jax.drafters.models.draft_prefill import (
   DraftPrefill,
   PrefillPlan,
 )
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.cache import paged
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.step import (
   ahead_of_time,
   ragged_batch,

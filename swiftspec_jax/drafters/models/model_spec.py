@@ -3,7 +3,7 @@
 from swiftspec_jax import errors
 from swiftspec_jax.drafters.models import feature_draft, shared_vocabulary
 from swiftspec_jax.drafters.spec import DraftSpec, Setup
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
 
 
 class ModelSpec(DraftSpec):

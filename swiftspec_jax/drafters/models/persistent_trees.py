@@ -34,8 +34,8 @@ from swiftspec_jax.drafters.trees.tree_draft_rows import (
   TreeDraftRows,
   are_disjoint,
 )
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import attention
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.requests import Request
 from swiftspec_jax.scheduling.page_table import NO_PAGE
 from swiftspec_jax.step import buckets

@@ -21,14 +21,14 @@ import jax
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.cache import paged
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models.draft_chain import ChainDrafter
 from swiftspec_jax.drafters.models.draft_forward import DraftRows, feed
 from swiftspec_jax.drafters.models.draft_prefill import DraftPrefill
 from swiftspec_jax.drafters.models.model_drafter import Unread
 from swiftspec_jax.drafters.spec import DraftSpec, Setup
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.cache import paged
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes, padded

@@ -15,9 +15,9 @@ import numpy as np
 from swiftspec_jax import errors
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.model import Model
 from swiftspec_jax.models import families
 from swiftspec_jax.models.matrices.stored_blocks import StoredBlocks
+from swiftspec_jax.models.model import Model
 
 
 def fit(

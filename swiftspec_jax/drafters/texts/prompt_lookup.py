@@ -23,7 +23,7 @@ from swiftspec_jax.drafters.engine_drafter import (
 )
 from swiftspec_jax.drafters.spec import DraftSpec, Setup
 from swiftspec_jax.drafters.texts import continuations, text_match
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.step.rows import Rows
 from swiftspec_jax.step.slot_drafts import SlotDrafts
 from swiftspec_jax.step.stateless_drafter import StatelessDrafter

@@ -24,10 +24,9 @@ import numpy as np
 from flax import struct
 
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax import types
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafters.texts import text_match
-from swiftspec_jax.tree import arrays
+from swiftspec_jax.tree import arrays, types
 
 _NUM_LENGTHS = 16  # L; longer matches count as these
 _PRIOR_TRIED = 8.0  # tokens of a row that weigh as much as the prior

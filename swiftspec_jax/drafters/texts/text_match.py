@@ -10,8 +10,7 @@ Legend: B rows, S tokens of the text, C places, D steps.
 import jax
 import jax.numpy as jnp
 
-from swiftspec_jax import types
-from swiftspec_jax.tree import arrays
+from swiftspec_jax.tree import arrays, types
 
 
 def match_lengths(

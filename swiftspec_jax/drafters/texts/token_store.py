@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from swiftspec_jax import atomic_file, errors
+from swiftspec_jax import errors
+from swiftspec_jax.runtime import atomic_file
 from swiftspec_jax.tokenizer import Tokenizer
 
 FORMAT = 'swiftspec_jax texts 1'

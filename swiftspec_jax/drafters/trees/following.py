@@ -8,16 +8,15 @@ import jax.numpy as jnp
 
 from kernels_pallas.vocabulary import largest
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax import types
-from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.drafters.models import feature_draft
 from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.drafters.trees import forced_acceptance
 from swiftspec_jax.models import decoder
+from swiftspec_jax.models.cache import dense
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step.control_flow import run_if
-from swiftspec_jax.tree import arrays
+from swiftspec_jax.tree import arrays, types
 
 
 def _is_waited_for(is_new, wait_from):

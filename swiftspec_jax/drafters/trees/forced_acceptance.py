@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from swiftspec_jax import types
 from swiftspec_jax.step import sampling as sampling_lib
+from swiftspec_jax.tree import types
 
 
 @struct.dataclass(frozen=True, kw_only=True)

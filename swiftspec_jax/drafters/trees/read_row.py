@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax import types
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.drafters.trees import tree_draft
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.params import Params
 from swiftspec_jax.step import rows as rows_lib
-from swiftspec_jax.tree import arrays
+from swiftspec_jax.tree import arrays, types
 
 
 @functools.partial(

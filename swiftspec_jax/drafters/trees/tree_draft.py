@@ -16,16 +16,16 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh
 
-from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax import tree as tree_lib
-from swiftspec_jax import types
-from swiftspec_jax.cache import dense
 from swiftspec_jax.config import ModelConfig, TreeConfig
 from swiftspec_jax.drafters.models import feature_draft
 from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.drafters.trees import following, forced_acceptance
+from swiftspec_jax.models.cache import dense
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.runtime import sharding as sharding_lib
 from swiftspec_jax.step.control_flow import run_if
+from swiftspec_jax.tree import types
 
 
 @struct.dataclass(frozen=True, kw_only=True)

@@ -20,19 +20,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from swiftspec_jax import errors
-from swiftspec_jax import sharding as sharding_lib
-from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafters.spec import Setup
 from swiftspec_jax.drafters.texts import text_lookup
-from swiftspec_jax.drafters.trees import (
-  forced_acceptance,
-  read_row,
-  tree_draft,
-)
-from swiftspec_jax.model import Model
+from swiftspec_jax.drafters.trees import forced_acceptance, read_row, tree_draft
 from swiftspec_jax.models import attention
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.runtime import sharding as sharding_lib
+from swiftspec_jax.runtime import timeline as timeline_lib
 from swiftspec_jax.step import ahead_of_time, buckets, unread_tokens
 from swiftspec_jax.step import rows as rows_lib
 from swiftspec_jax.step.unread_tokens import Texts

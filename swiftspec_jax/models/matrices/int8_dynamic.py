@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from kernels_pallas import products
 from kernels_pallas.few_rows import api
-from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models.matrices import quantization
 from swiftspec_jax.models.matrices.row_products import RowProducts
+from swiftspec_jax.runtime import sharding as sharding_lib
 
 
 @struct.dataclass(frozen=True, kw_only=True)

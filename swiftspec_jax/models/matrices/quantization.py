@@ -25,8 +25,8 @@ from kernels_pallas.grouped_matmul import api as grouped_api
 from kernels_pallas.grouped_matmul import tiles as grouped_tiles
 from kernels_pallas.quantized_matmul import api, float4, tiles
 from kernels_pallas.swiglu import reference as swiglu_reference
-from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
+from swiftspec_jax.runtime import sharding as sharding_lib
 
 # By `ModelConfig.weight_dtype`.
 VALUE_DTYPES = {

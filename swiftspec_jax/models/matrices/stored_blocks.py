@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 
 from kernels_pallas.gguf_blocks import native
 from swiftspec_jax import errors
-from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models.matrices.row_products import RowProducts
+from swiftspec_jax.runtime import sharding as sharding_lib
 
 
 @struct.dataclass(frozen=True, kw_only=True)

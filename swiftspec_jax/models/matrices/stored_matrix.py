@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from swiftspec_jax import sharding as sharding_lib
+from swiftspec_jax.runtime import sharding as sharding_lib
 
 
 @dataclasses.dataclass(frozen=True)

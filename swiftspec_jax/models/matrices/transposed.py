@@ -14,10 +14,10 @@ from flax import struct
 from jax.sharding import Mesh
 
 from kernels_pallas.few_rows import api
-from swiftspec_jax import sharding as sharding_lib
 from swiftspec_jax.models import array_parts
 from swiftspec_jax.models.matrices.row_products import RowProducts
 from swiftspec_jax.models.param_specs import ParamSpec
+from swiftspec_jax.runtime import sharding as sharding_lib
 
 
 @struct.dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from swiftspec_jax import cost_model, policies
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax import policies
+from swiftspec_jax.policies import cost_model
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 
 _NUM_RECENT = 11  # steps of a size, whose median counts
 _HALF_LIFE = 512  # steps after which what was seen of a size counts half

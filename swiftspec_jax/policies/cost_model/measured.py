@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from swiftspec_jax import cost_model, errors
-from swiftspec_jax.cost_model import tables
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax import errors
+from swiftspec_jax.policies import cost_model
+from swiftspec_jax.policies.cost_model import tables
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from swiftspec_jax import cost_model
+from swiftspec_jax.policies import cost_model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,11 @@ import dataclasses
 import enum
 import math
 
-from swiftspec_jax import errors, grammar, images, results
+from swiftspec_jax import errors
 from swiftspec_jax.config import SamplingParams
-from swiftspec_jax.images import Image
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.requests import grammar, images, results
+from swiftspec_jax.requests.images import Image
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

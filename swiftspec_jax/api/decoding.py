@@ -7,20 +7,21 @@ import threading
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 
-from swiftspec_jax import errors, hosts, policies
+from swiftspec_jax import errors, policies
 from swiftspec_jax import requests as requests_lib
-from swiftspec_jax import timeline as timeline_lib
 from swiftspec_jax.config import SamplingParams, TreeConfig
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.drafters import make_drafter
 from swiftspec_jax.drafters.spec import DraftSpec
 from swiftspec_jax.engine import jobs, left_iterators
 from swiftspec_jax.engine.engine import Engine
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
 from swiftspec_jax.policies import auto
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.from_process_zero import FromProcessZero
 from swiftspec_jax.requests import Event, Request
+from swiftspec_jax.runtime import hosts
+from swiftspec_jax.runtime import timeline as timeline_lib
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.step import buckets, program_sizes, slot_sampling
 from swiftspec_jax.step.program_sizes import ProgramSizes

@@ -20,7 +20,7 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import StructuredOutputs
-from swiftspec_jax.model import Model
+from swiftspec_jax.models.model import Model
 
 if TYPE_CHECKING:
   import llguidance

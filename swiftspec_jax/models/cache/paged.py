@@ -29,9 +29,10 @@ from kernels_pallas import products
 from kernels_pallas.fused_paged_attention import reference
 from kernels_pallas.paged_commit import api as commit_api
 from kernels_pallas.paged_commit import reference as commit_reference
-from swiftspec_jax import errors, sharding
-from swiftspec_jax.cache import all_layers
+from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models.cache import all_layers
+from swiftspec_jax.runtime import sharding
 
 write = reference.write
 

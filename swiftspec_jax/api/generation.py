@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from swiftspec_jax import errors, policies, results
+from swiftspec_jax import errors, policies
 from swiftspec_jax import tokenizer as tokenizer_lib
+from swiftspec_jax.api.decoding import Decoder
 from swiftspec_jax.config import SamplingParams, TreeConfig
-from swiftspec_jax.decoding import Decoder
 from swiftspec_jax.drafters.make_drafter import Draft
-from swiftspec_jax.model import Model
-from swiftspec_jax.requests import Request
+from swiftspec_jax.models.model import Model
+from swiftspec_jax.requests import Request, results
 
 Prompt = str | Sequence[tokenizer_lib.Message] | Sequence[int]
 

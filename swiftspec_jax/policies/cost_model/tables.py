@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from swiftspec_jax import cost_model, errors
+from swiftspec_jax import errors
+from swiftspec_jax.policies import cost_model
 
 # Of the root mean square. A bound of R^2 would refuse times that hardly differ.
 _MOST_ERROR = 0.25

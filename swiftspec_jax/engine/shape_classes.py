@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 
 # Rows and query tokens of a step.
 Shape = tuple[int, int]

@@ -23,10 +23,11 @@ from itertools import pairwise
 
 import tqdm
 
-from swiftspec_jax import hosts, policies
-from swiftspec_jax.compilation import warm_up
+from swiftspec_jax import policies
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter
+from swiftspec_jax.engine import warm_up
 from swiftspec_jax.models import attention
+from swiftspec_jax.runtime import hosts
 from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.slot_sampling import SamplingLevel

@@ -6,7 +6,7 @@ with batches of up to about 30 rows. Everything larger is extrapolated.
 """
 
 from swiftspec_jax import errors
-from swiftspec_jax.cost_model.linear import (
+from swiftspec_jax.policies.cost_model.linear import (
   DraftCoefficients,
   LinearCosts,
   TargetCoefficients,

@@ -23,9 +23,9 @@ from jax.sharding import Mesh, NamedSharding
 from kernels_pallas import products
 from kernels_pallas.fused_attention import reference
 from kernels_pallas.kv_commit import api
-from swiftspec_jax import sharding
-from swiftspec_jax.cache import all_layers
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models.cache import all_layers
+from swiftspec_jax.runtime import sharding
 
 # Rows that kernels read at once; on a TPU the lanes of a register.
 _ROW_TILE = 128

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from swiftspec_jax import atomic_file, errors, input_files
-from swiftspec_jax.cost_model.measured import CostKey, MeasuredCosts
-from swiftspec_jax.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.cost_model.tables import CostTable
+from swiftspec_jax import errors
+from swiftspec_jax.policies.cost_model.measured import CostKey, MeasuredCosts
+from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.policies.cost_model.tables import CostTable
+from swiftspec_jax.runtime import atomic_file, input_files
 
 _FORMAT = 1  # of the file
 

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from swiftspec_jax import errors, sharding
+from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import params as params_lib
+from swiftspec_jax.runtime import sharding
 
 _DTYPE = jnp.dtype(jnp.bfloat16)
 # Of a quantized weight, by its dtype; 8 where it is not here.

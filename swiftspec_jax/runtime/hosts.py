@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import jax
 
 from swiftspec_jax import errors
-from swiftspec_jax.hosts import connections
-from swiftspec_jax.hosts.connections import Connections, Place
+from swiftspec_jax.runtime import connections
+from swiftspec_jax.runtime.connections import Connections, Place
 
 _SAMPLE_BYTES = 1 << 16  # of a file, at its start, middle and end
 _SECONDS_TO_END = 5  # for the news of an end to arrive
@@ -132,7 +132,7 @@ def exchange(value: Any) -> list[Any]:
   if jax.process_count() > 1:
     raise errors.UserError(
       f'{jax.process_count()} processes have to agree here; start them with '
-      'swiftspec_jax.hosts.join instead of jax.distributed.initialize'
+      'swiftspec_jax.runtime.hosts.join instead of jax.distributed.initialize'
     )
   return [value]
 

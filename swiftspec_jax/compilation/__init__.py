@@ -1,1 +1,0 @@
-"""The programs of an engine, and when they are compiled."""

@@ -1,0 +1,1 @@
+"""What programs run on: devices, processes, files; and when they ran."""
