@@ -183,25 +183,37 @@ template <std::size_t kBytes>
   return result;
 }
 
+#if defined(__AVX2__)
+// Returns the first words of the blocks of four lanes. `_mm256_setr_epi32` puts
+// them together in memory with GCC 12, which took half the time of a product.
+template <std::size_t kBytes>
+[[gnu::always_inline]] inline __m128i four_words(const Byte* from,
+                                                 std::size_t lane) {
+  const auto at = [=](std::size_t i) {
+    return from + group_of(lane + i) / 2 * kBytes;
+  };
+  __m128i words = _mm_cvtsi32_si128(read<int>(at(0)));
+  words = _mm_insert_epi32(words, read<int>(at(1)), 1);
+  words = _mm_insert_epi32(words, read<int>(at(2)), 2);
+  return _mm_insert_epi32(words, read<int>(at(3)), 3);
+}
+#endif
+
 // Reads the first two numbers of the blocks of a part.
 template <std::size_t kBytes>
 [[gnu::always_inline]] inline void read_halves(const Byte* from,
                                                Lanes<kSmall>& first,
                                                Lanes<kSmall>& second) {
 #if defined(__AVX2__)
-  const auto of = [&](std::size_t lane) {
-    return read<int>(from + group_of(lane) / 2 * kBytes);
-  };
 #if defined(NATIVE_AVX512)
-  const auto all = (Floats)_mm512_cvtph_ps(_mm256_setr_epi32(
-      of(0), of(1), of(2), of(3), of(8), of(9), of(10), of(11)));
+  const auto all = (Floats)_mm512_cvtph_ps(
+      _mm256_setr_m128i(four_words<kBytes>(from, 0), four_words<kBytes>(from, 8)));
   first.of[0] = __builtin_shufflevector(all, all, 0, 2, 4, 6, 0, 2, 4, 6, 8, 10,
                                         12, 14, 8, 10, 12, 14);
   second.of[0] = __builtin_shufflevector(all, all, 1, 3, 5, 7, 1, 3, 5, 7, 9,
                                          11, 13, 15, 9, 11, 13, 15);
 #else
-  const auto all =
-      (Floats)_mm256_cvtph_ps(_mm_setr_epi32(of(0), of(1), of(2), of(3)));
+  const auto all = (Floats)_mm256_cvtph_ps(four_words<kBytes>(from, 0));
   first.of[0] = __builtin_shufflevector(all, all, 0, 2, 4, 6, 0, 2, 4, 6);
   second.of[0] = __builtin_shufflevector(all, all, 1, 3, 5, 7, 1, 3, 5, 7);
 #endif
