@@ -46,7 +46,7 @@ _RESUME = run_flags.resume()
 def main() -> None:
   """Runs the program."""
   config_file.apply()
-  tree = tree_flags.config_with_width()
+  tree = tree_flags.config_with_sizes()
   configurations = ablation_settings.choose(
     ablation_settings.configurations(tree, tree_flags.run_ahead()),
     _CONFIGURATIONS.value,

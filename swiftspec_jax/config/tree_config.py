@@ -32,7 +32,8 @@ class TreeConfig:
     is_adaptive: old name of `Decoder(policy='goodput')`; goes in 0.4.
     min_leaf_mass: least probability, by the draft, of all leaves of a forward
       together. With less, a tree of `num_nodes` grows no further in this round;
-      0 is off.
+      0 is off. None is 0, or 0.7 where draft and target take turns with the
+      kernels of CPUs, for which each forward takes time.
     prompt_lookup: whether the tree also gets the tokens that followed the
       longest earlier match of the last tokens. Their score is how often such
       tokens were right in this request.
@@ -51,7 +52,7 @@ class TreeConfig:
   capacity: int = 256
   num_cache_rows: int = 128
   is_adaptive: bool = False
-  min_leaf_mass: float = 0.0
+  min_leaf_mass: float | None = None
   prompt_lookup: bool = True
   suffix_lookup: bool = False
   forced_acceptance: float | None = None
@@ -94,7 +95,7 @@ class TreeConfig:
         1 <= self.num_cache_rows <= self.capacity,
         f'from 1 to the capacity of {self.capacity} nodes',
       ),
-      'min_leaf_mass': (0 <= self.min_leaf_mass < 1, 'in [0, 1)'),
+      'min_leaf_mass': (0 <= (self.min_leaf_mass or 0) < 1, 'in [0, 1)'),
       'forced_acceptance': (
         forced is None or 0 < forced <= 1,
         'in (0, 1], or None',

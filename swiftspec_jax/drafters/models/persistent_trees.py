@@ -46,6 +46,9 @@ _NOT_READ = np.int64(2**40)  # tokens; more than any text has
 # The kernels of CPUs do no work for padding, so chunks have one size there.
 _NATIVE_CHUNKS = (128,)
 _NATIVE_WIDTH = 4  # of trees; as many tokens were accepted as with eight
+# The built-in draft then has 1.3 forwards a round for 3.8, and as many of its
+# tokens are accepted.
+_NATIVE_LEAF_MASS = 0.7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,20 @@ def _check_sizes(draft: Model, tree_config: TreeConfig) -> None:
     )
 
 
+def _for_native_kernels(tree: TreeConfig, *, is_apart: bool) -> TreeConfig:
+  """Returns sizes for CPUs, where each leaf and each forward takes time.
+
+  A draft that `is_apart` grows its trees while the target verifies, and one
+  whose acceptance is forced knows what is right.
+  """
+  if tree.width is None:
+    tree = dataclasses.replace(tree, width=_NATIVE_WIDTH)
+  is_forced = tree.forced_acceptance is not None
+  if tree.min_leaf_mass is None and not (is_apart or is_forced):
+    tree = dataclasses.replace(tree, min_leaf_mass=_NATIVE_LEAF_MASS)
+  return tree
+
+
 class PersistentTreeDrafter(EngineDrafter):
   """Decides when rows read, and what their trees send.
 
@@ -137,8 +154,9 @@ class PersistentTreeDrafter(EngineDrafter):
     """
     config, model = setup.sizes.scheduler, draft.model
     is_native = attention.is_native(model.config, model.mesh)
-    if is_native and draft.tree.width is None:
-      tree = dataclasses.replace(draft.tree, width=_NATIVE_WIDTH)
+    if is_native:
+      is_apart = are_disjoint(setup.target.model, model)
+      tree = _for_native_kernels(draft.tree, is_apart=is_apart)
       draft = dataclasses.replace(draft, tree=tree)
     tree = draft.tree
     if tree.num_nodes != config.buckets.max_length + 1:
