@@ -294,7 +294,8 @@ def _draft_weight_dtype(target: ss.Model) -> str | None:
     of_both = None  # few drafts have blocks
   given = _DRAFT_WEIGHT_DTYPE.value or of_both
   is_on_cpu = target.mesh.devices.flat[0].platform == 'cpu'
-  if given is None and _DRAFT.value is None and is_on_cpu:
+  is_builtin = _DRAFT.value in (None, *ss.BUILTIN_DRAFTS)
+  if given is None and is_builtin and is_on_cpu:
     return 'int8_dynamic'  # faster, and a draft need not be exact
   return given
 
