@@ -116,10 +116,12 @@ def test_leaves_below_leaves_do_not_count():
 
 
 @pytest.mark.parametrize('mode', DEVICES)
-def test_outputs_stay_and_forwards_go(mode):
+@pytest.mark.parametrize('least', [0.9, None], ids=['given', 'default'])
+def test_outputs_stay_and_forwards_go(mode, least):
+  """By default, too, where draft and target take turns on a CPU."""
   target, draft = pair(*DEVICES[mode])
   requests = [*requests_of(3), *requests_of(2, temperature=1.0)]
-  tree = dataclasses.replace(TREE, min_leaf_mass=0.9)
+  tree = dataclasses.replace(TREE, min_leaf_mass=least)
   results = run(ss.Decoder(target, draft, tree=tree, batch_size=3), requests)
   assert_same(results, run(ss.Decoder(target, batch_size=3), requests))
   if mode == 'serial':

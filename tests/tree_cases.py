@@ -19,6 +19,7 @@ TREE = TreeConfig(
   num_draft_steps=3,
   branching=4,
   num_restart_steps=1,
+  min_leaf_mass=0.0,
   capacity=64,
   num_cache_rows=32,
   prompt_lookup=False,
