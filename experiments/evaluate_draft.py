@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _tree(num_nodes: int) -> ss.TreeConfig:
-  tree = tree_flags.config_with_sizes()
+  tree = tree_flags.config_without_defaults()
   return dataclasses.replace(tree, num_nodes=num_nodes)
 
 
@@ -111,7 +111,7 @@ def _measure_steps(
   target: ss.Model, draft: ss.Model, bench: benchmark_run.Bench
 ) -> evaluation_report.StepTimes:
   """Times the forwards of both models, one row each, in turn."""
-  width = tree_flags.config_with_sizes().width
+  width = tree_flags.config_with_width().width
   plain = bench.warmed(ss.Decoder(target))
   sizes = (evaluation_report.CHAIN_LENGTH + 1, *evaluation_report.TREE_SIZES)
   decoders = {

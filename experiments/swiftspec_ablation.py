@@ -46,7 +46,7 @@ _RESUME = run_flags.resume()
 def main() -> None:
   """Runs the program."""
   config_file.apply()
-  tree = tree_flags.config_with_sizes()
+  tree = tree_flags.config_without_defaults()
   configurations = ablation_settings.choose(
     ablation_settings.configurations(tree, tree_flags.run_ahead()),
     _CONFIGURATIONS.value,

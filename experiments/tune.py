@@ -193,7 +193,7 @@ class _Tuner:
 def main() -> None:
   """Runs the program."""
   config_file.apply()
-  base = tree_flags.config_with_sizes()
+  base = tree_flags.config_with_width()
   shared_flags.check([_MODE.value])
   for field in _TRY:
     _sizes(base, field)

@@ -206,8 +206,8 @@ template <std::size_t kBytes>
                                                Lanes<kSmall>& second) {
 #if defined(__AVX2__)
 #if defined(NATIVE_AVX512)
-  const auto all = (Floats)_mm512_cvtph_ps(
-      _mm256_setr_m128i(four_words<kBytes>(from, 0), four_words<kBytes>(from, 8)));
+  const auto all = (Floats)_mm512_cvtph_ps(_mm256_setr_m128i(
+      four_words<kBytes>(from, 0), four_words<kBytes>(from, 8)));
   first.of[0] = __builtin_shufflevector(all, all, 0, 2, 4, 6, 0, 2, 4, 6, 8, 10,
                                         12, 14, 8, 10, 12, 14);
   second.of[0] = __builtin_shufflevector(all, all, 1, 3, 5, 7, 1, 3, 5, 7, 9,

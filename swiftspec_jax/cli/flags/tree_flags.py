@@ -91,22 +91,27 @@ def config() -> ss.TreeConfig:
   )
 
 
-def config_with_sizes() -> ss.TreeConfig:
-  """Returns the same for programs that vary or report the sizes of trees."""
+def config_with_width() -> ss.TreeConfig:
+  """Returns the same for programs that vary or report the width."""
   tree = config()
-  least = tree.min_leaf_mass or 0.0
-  return dataclasses.replace(tree, width=tree.num_leaves, min_leaf_mass=least)
+  return dataclasses.replace(tree, width=tree.num_leaves)
+
+
+def config_without_defaults() -> ss.TreeConfig:
+  """Returns the same for trees that are alike in all modes, on any device."""
+  tree = config_with_width()
+  return dataclasses.replace(tree, min_leaf_mass=tree.min_leaf_mass or 0.0)
 
 
 def new_trees(model: ss.Model) -> TreeDraft:
   """Returns the draft of mode tree."""
-  tree = config()
+  tree = config_without_defaults()
   return TreeDraft(
     model=model,
-    width=tree.num_leaves,
+    width=tree.width,
     branching=tree.branching,
     num_draft_steps=tree.num_draft_steps,
-    min_leaf_mass=tree.min_leaf_mass or 0.0,
+    min_leaf_mass=tree.min_leaf_mass,
     prompt_lookup=tree.prompt_lookup,
     suffix_lookup=tree.suffix_lookup,
   )
