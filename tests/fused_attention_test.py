@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from kernels_pallas.fused_attention import api, native, pallas_gpu, reference
 from kernels_pallas.fused_paged_attention import api as paged_api
 from kernels_pallas.fused_paged_attention import pallas_gpu as paged_gpu
 from kernels_pallas.fused_paged_attention import reference as paged_reference
+from kernels_pallas.kv_commit import native as commit_native
 from swiftspec_jax.runtime import sharding as sharding_lib
 
 IMPLEMENTATIONS = implementations(
@@ -95,6 +97,21 @@ def written(rows, new, starts):
   for row, start in enumerate(np.asarray(starts)):
     rows[row, :, start : start + new.shape[1]] = np.moveaxis(new[row], 0, 1)
   return rows
+
+
+def test_a_later_change_of_the_cache_copies_nothing():
+  def attend_and_move(heads, cos, sin, *rest):
+    attended, *cache = native.fused_attention(
+      heads, cos, sin, *rest, **CASES['edges'].options
+    )
+    path = jnp.zeros((len(heads), 1), jnp.int32)
+    return attended, commit_native.kv_commit(cache, rest[2], path, num_rows=8)
+
+  arrays = arguments(CASES['edges'])
+  program = jax.jit(attend_and_move, donate_argnums=(3, 4))
+  cache_shape = ','.join(map(str, arrays[3].shape))
+  text = program.lower(*arrays).compile().as_text()
+  assert not re.search(rf'f32\[{cache_shape}\]\S* copy', text)
 
 
 @pytest.mark.parametrize('case', CASES)

@@ -42,7 +42,9 @@ def fused_attention(
     places.reshape(-1),
   )
   queries = queries.reshape(num_rows, num_tokens, *queries.shape[1:])
-  attended = native.tree_attention(queries, keys, values, *seen, **options)
+  attended, keys, values = native.tree_attention(
+    queries, keys, values, *seen, returns_cache=True, **options
+  )
   return attended.astype(heads.dtype), keys, values
 
 

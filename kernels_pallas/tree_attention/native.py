@@ -46,15 +46,24 @@ def tree_attention(
   *,
   scale: float,
   window: int | None = None,
-) -> jax.Array:
-  """See `api.tree_attention`, and `paged_attention.api` of pages."""
+  returns_cache: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array, jax.Array]:
+  """See `api.tree_attention`, and `paged_attention.api` of pages.
+
+  With `returns_cache` keys and values follow, in place. What changes them later
+  takes these: as long as nothing says which comes first, XLA makes a copy.
+  """
   if sinks is None:
     sinks = jnp.zeros(0)
   if page_table is None:
     page_table = num_tokens = jnp.zeros(0, jnp.int32)
-  result = library.call(
+  returned = (keys, values) if returns_cache else ()
+  attended, *returned = library.call(
     'attention',
-    jax.ShapeDtypeStruct(queries.shape, jnp.float32),
+    [
+      jax.ShapeDtypeStruct(queries.shape, jnp.float32),
+      *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in returned),
+    ],
     queries.astype(jnp.float32),
     keys,
     values,
@@ -64,7 +73,9 @@ def tree_attention(
     sinks.astype(jnp.float32).reshape(-1),
     page_table,
     num_tokens,
+    in_place={1 + i: 1 + i for i in range(len(returned))},
     scale=np.float32(scale),
     window=np.int64(window or 0),
   )
-  return result.astype(queries.dtype)
+  attended = attended.astype(queries.dtype)
+  return (attended, *returned) if returns_cache else attended
