@@ -51,10 +51,10 @@ from swiftspec_jax.tree.state import (
   EMPTY,
   EXPANDED,
   NO_NODE,
-  NO_PARENT,
   NO_SLOT,
   ROOT_INDEX,
   DraftTree,
   ancestor_mask,
   new_tree,
 )
+from swiftspec_jax.tree.types import NO_PARENT

@@ -254,6 +254,6 @@ def leaf_mass(tree: state.DraftTree, width: int) -> jax.Array:
   nodes = tree.nodes_at(leaves)
   # What is above a leaf is expanded, or a leaf, too.
   is_below = arrays.take(tree.status, nodes.parents) == state.CANDIDATE
-  is_below &= nodes.parents != state.NO_PARENT
+  is_below &= nodes.parents != types.NO_PARENT
   is_counted = (leaves != state.NO_NODE) & ~is_below
   return jnp.sum(jnp.where(is_counted, jnp.exp(nodes.log_probs), 0.0), axis=1)

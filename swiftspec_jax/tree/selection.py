@@ -8,7 +8,7 @@ from swiftspec_jax.tree import arrays, state, types
 
 def select(
   tree: state.DraftTree, num_nodes: int, budgets: jax.Array | None = None
-) -> 'types.TreeProposal':
+) -> types.TreeProposal:
   """Returns the most probable nodes, or all if there are fewer.
 
   They are connected, and the most probable ones come first.
@@ -26,7 +26,7 @@ def select(
   parents = arrays.last_of(nodes.parents[:, :, None] == indices[:, None])
   return types.TreeProposal.of_nodes(
     jnp.where(is_node, nodes.token_ids, types.PLACEHOLDER_TOKEN_ID),
-    jnp.where(is_node, parents, state.NO_PARENT),
+    jnp.where(is_node, parents, types.NO_PARENT),
     jnp.where(is_node, nodes.depths, 0),
     log_probs=jnp.where(is_node, weights, -jnp.inf),
     is_looked_up=is_node & nodes.is_looked_up,

@@ -8,7 +8,7 @@ from swiftspec_jax import errors
 from swiftspec_jax.tree import arrays, types
 
 ROOT_INDEX = 0
-NO_NODE = NO_PARENT = NO_SLOT = -1
+NO_NODE = NO_SLOT = -1
 EMPTY, CANDIDATE, EXPANDED = range(3)  # status of a node
 
 
@@ -51,7 +51,7 @@ def _empty():
   """Returns what an empty place holds."""
   return Nodes(
     token_ids=types.PLACEHOLDER_TOKEN_ID,
-    parents=NO_PARENT,
+    parents=types.NO_PARENT,
     depths=0,
     log_probs=-jnp.inf,
     cache_slots=NO_SLOT,
@@ -162,17 +162,17 @@ def path_sums(tree: DraftTree, values: jax.Array) -> jax.Array:
   row_values = jnp.where(owners == NO_NODE, 0.0, arrays.take(values, owners))
   row_sums = arrays.sums_where(tree.row_mask, row_values)
   parent_slots = arrays.take(nodes.cache_slots, nodes.parents)
-  has_parent = nodes.parents != NO_PARENT
+  has_parent = nodes.parents != types.NO_PARENT
   has_row_above = has_parent & (parent_slots != NO_SLOT)
   sums = values + jnp.where(
     has_row_above, arrays.take(row_sums, parent_slots), 0.0
   )
   # Candidates below candidates.
-  jumps = jnp.where(has_row_above, NO_PARENT, nodes.parents)
+  jumps = jnp.where(has_row_above, types.NO_PARENT, nodes.parents)
   for _ in range(_num_doublings(tree)):
-    is_done = jumps == NO_PARENT
+    is_done = jumps == types.NO_PARENT
     sums += jnp.where(is_done, 0.0, arrays.take(sums, jumps))
-    jumps = jnp.where(is_done, NO_PARENT, arrays.take(jumps, jumps))
+    jumps = jnp.where(is_done, types.NO_PARENT, arrays.take(jumps, jumps))
   return sums
 
 
@@ -198,7 +198,7 @@ def slots_above(tree: DraftTree) -> jax.Array:
   It is NO_SLOT if there is none.
   """
   nodes = tree.nodes
-  is_end = (nodes.cache_slots != NO_SLOT) | (nodes.parents == NO_PARENT)
+  is_end = (nodes.cache_slots != NO_SLOT) | (nodes.parents == types.NO_PARENT)
   jumps = jnp.where(is_end, jnp.arange(tree.capacity)[None], nodes.parents)
   for _ in range(_num_doublings(tree)):
     jumps = arrays.take(jumps, jumps)
@@ -224,9 +224,13 @@ def keep(tree: DraftTree, is_kept: jax.Array, capacity: int) -> DraftTree:
   size = ranks[:, -1] + 1
   sources = arrays.indices_of(is_kept, capacity)
   nodes = tree.nodes_at(sources)
-  new_parents = arrays.take(jnp.where(is_kept, ranks, NO_PARENT), nodes.parents)
-  has_parent = nodes.parents != NO_PARENT
-  nodes = nodes.replace(parents=jnp.where(has_parent, new_parents, NO_PARENT))
+  new_parents = arrays.take(
+    jnp.where(is_kept, ranks, types.NO_PARENT), nodes.parents
+  )
+  has_parent = nodes.parents != types.NO_PARENT
+  nodes = nodes.replace(
+    parents=jnp.where(has_parent, new_parents, types.NO_PARENT)
+  )
   is_node = jnp.arange(capacity)[None] < size[:, None]
   nodes = jax.tree.map(lambda x, y: jnp.where(is_node, x, y), nodes, _empty())
   return tree.replace(packed=nodes.pack(), size=size)
@@ -248,7 +252,7 @@ def ancestor_mask(parents: jax.Array) -> jax.Array:
     nodes[:, None] == nodes[None], (*parents.shape, num_nodes)
   )
   # A root jumps to itself, where it sees nothing new.
-  jumps = jnp.where(parents == NO_PARENT, nodes[None], parents)
+  jumps = jnp.where(parents == types.NO_PARENT, nodes[None], parents)
   # Each turn doubles the path; not a loop, so that a GPU needs few launches.
   for _ in range((num_nodes - 1).bit_length()):
     mask |= arrays.take(mask, jumps[:, :, None])

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from swiftspec_jax import tree as tree_lib
-
 Array = jax.Array | np.ndarray
 
 PLACEHOLDER_TOKEN_ID = -1  # fills token rows after the last output token
+NO_PARENT = -1  # of roots and padding
 NO_OUTCOME = -1  # of rounds without a tree
 
 
@@ -53,7 +52,7 @@ class TreeProposal:
     defaults = {
       'is_looked_up': xp.zeros_like(token_ids, bool),
       'log_probs': xp.full_like(token_ids, np.nan, np.float32),
-      'size': 1 + (parents != tree_lib.NO_PARENT).sum(axis=1, dtype=np.int32),
+      'size': 1 + (parents != NO_PARENT).sum(axis=1, dtype=np.int32),
       'outcome': xp.full_like(token_ids[:, 0], NO_OUTCOME),
       'num_forwards': xp.zeros_like(token_ids[:, 0]),
     }
