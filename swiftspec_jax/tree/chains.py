@@ -69,13 +69,12 @@ def _trie(token_ids, log_probs):
     The tokens, the best log-probabilities of equal prefixes, where there are
     any bool[B, C, D], and the first chain i32[B, C, D] with the same prefix.
   """
-  is_node = arrays.all_up_to(log_probs > -jnp.inf)
-  is_same = same_prefixes(token_ids, is_node)
+  is_same = same_prefixes(token_ids, log_probs > -jnp.inf)
   best = jnp.max(
     jnp.where(is_same, log_probs[:, None], -jnp.inf), axis=2, initial=-jnp.inf
   )
   leads = jnp.argmax(is_same, axis=2).astype(jnp.int32)
-  return token_ids, insertion.round_down(best), is_node, leads
+  return token_ids, insertion.round_down(best), best > -jnp.inf, leads
 
 
 def same_prefixes(token_ids: jax.Array, is_node: jax.Array) -> jax.Array:
@@ -83,7 +82,8 @@ def same_prefixes(token_ids: jax.Array, is_node: jax.Array) -> jax.Array:
 
   Args:
     token_ids: i32[B, C, D].
-    is_node: bool[B, C, D] which of the tokens count; the first ones do.
+    is_node: bool[B, C, D] which of the tokens count, up to the first that
+      does not.
   """
   is_equal = token_ids[:, :, None] == token_ids[:, None]
   is_equal &= is_node[:, :, None] & is_node[:, None]

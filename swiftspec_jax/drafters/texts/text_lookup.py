@@ -259,14 +259,17 @@ def _log_probs(chains, sizes, rates):
 
   The rate of a match is shared by its chains, as they are seen after it.
   """
-  is_node = _is_node(chains, sizes)
-  is_same = tree_lib.same_prefixes(chains, is_node)
+  is_same = tree_lib.same_prefixes(
+    chains, (chains >= 0) & (sizes > 0)[:, :, None]
+  )
+  num_same = jnp.sum(is_same, axis=2)
+  is_node = num_same > 0
   was_same = _before(is_same, is_node[:, :, None] & is_node[:, None])
   steps = jnp.arange(chains.shape[2])[None, None]
   size = jnp.max(jnp.where(was_same, sizes[:, None, :, None], 0), axis=2)
   flat = _buckets(size + steps).reshape(chains.shape[0], -1)
   rate = arrays.take(rates, flat).reshape(chains.shape)
-  shares = jnp.sum(is_same, axis=2) / jnp.maximum(jnp.sum(was_same, axis=2), 1)
+  shares = num_same / jnp.maximum(jnp.sum(was_same, axis=2), 1)
   return jnp.where(is_node, jnp.log(rate * shares), -jnp.inf)
 
 

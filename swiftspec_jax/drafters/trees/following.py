@@ -322,9 +322,11 @@ def children_of(
   """
   with jax.named_scope('children'):
     logits = decoder.unembed(params, config, hidden)
-    log_total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     top, indices = largest.top_k(logits, tree_config.branching)
-    log_probs = top - log_total
+    # The sum as in logsumexp, which would look for the highest logit again.
+    highest = top[..., :1]
+    total = jnp.exp(logits - highest).sum(axis=-1, keepdims=True)
+    log_probs = top - (jnp.log(total) + highest)
     token_ids = decoder.token_ids_of(params, config, indices)
   if reference is None:
     return token_ids, log_probs
