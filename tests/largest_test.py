@@ -21,3 +21,13 @@ def test_finds_what_plain_jax_does(num_values, size):
     largest.top_k(numbers, 8), jax.lax.top_k(numbers, 8), strict=True
   ):
     assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize('size', [100, 512])
+def test_log_probs_are_those_of_a_softmax(size):
+  logits = 50 * np.random.default_rng(1).normal(size=(2, 3, size))
+  logits[1, 0, 70:] = -np.inf
+  log_probs, indices = largest.top_log_probs(logits.astype(np.float32), 8)
+  wanted = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+  wanted = np.take_along_axis(wanted, np.asarray(indices), axis=-1)
+  np.testing.assert_allclose(log_probs, wanted, rtol=1e-5, atol=1e-5)

@@ -38,6 +38,15 @@ def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
   )
 
 
+def top_log_probs(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+  """Returns log-probabilities of the `top_k` of logits, and their indices."""
+  top, indices = top_k(logits, k)
+  # As logsumexp does, which would look for the highest logit again.
+  highest = top[..., :1]
+  total = jnp.exp(logits - highest).sum(axis=-1, keepdims=True)
+  return top - (jnp.log(total) + highest), indices
+
+
 def _has_blocks(values, k):
   num_blocks, rest = divmod(values.shape[-1], _BLOCK)
   return not rest and num_blocks > k

@@ -27,9 +27,8 @@ def largest(logits: jax.Array, num_stored: int) -> TopTokens:
     logits: f32[B, V].
     num_stored: K.
   """
-  values, token_ids = largest_lib.top_k(logits, num_stored)
-  normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-  return TopTokens(token_ids=token_ids, log_probs=values - normaliser)
+  log_probs, token_ids = largest_lib.top_log_probs(logits, num_stored)
+  return TopTokens(token_ids=token_ids, log_probs=log_probs)
 
 
 def draw(

@@ -93,9 +93,8 @@ def grow(
   """
   noise = noise_of_outputs(params, config, noise)
   scores = verify.draft_scores(logits, noise, rows.slots, sampling)
-  best, index = jax.lax.top_k(scores, sizes.branching)
+  log_probs, index = largest.top_log_probs(scores, sizes.branching)
   token_ids = decoder.token_ids_of(params, config, index)
-  log_probs = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
 
   def draft_fn(carry, leaves):
     def below(values, fill):

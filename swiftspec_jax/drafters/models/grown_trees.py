@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from kernels_pallas.paged_attention import reference
+from kernels_pallas.vocabulary import largest
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.drafters.models import feature_draft
@@ -197,9 +198,8 @@ def _children_fn(
     if noise is not None:
       own = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
     scores = verify.draft_scores(logits, own, rows.slots, sampling)
-    best, index = jax.lax.top_k(scores, branching)
-    token_ids = decoder.token_ids_of(params, config, index)
-    return token_ids, best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    log_probs, index = largest.top_log_probs(scores, branching)
+    return decoder.token_ids_of(params, config, index), log_probs
 
   return children
 

@@ -171,10 +171,10 @@ def follow(lookup: TextLookup, verified: types.VerifiedTokens) -> TextLookup:
   buckets = jnp.arange(lookup.num_tried.shape[2])[None, None]
   num_tried, num_right = [], []
   for chains, sizes in _by_kind(lookup):
-    is_node = _is_node(chains, sizes)
-    is_right = (chains == wanted[:, None]) & is_node
+    can_be_right = _can_be_right(chains, sizes)
+    is_right = (chains == wanted[:, None]) & can_be_right
     is_right = arrays.all_up_to(is_right)
-    is_tried = _before(is_right, (sizes > 0)[:, :, None]) & is_node
+    is_tried = _before(is_right, (sizes > 0)[:, :, None]) & can_be_right
     size = jnp.max(jnp.where(is_tried, sizes[:, :, None], 0), axis=1) + steps
     bucket = _buckets(size)[:, :, None] == buckets
     counts = jnp.any(is_tried, axis=1) & (steps < num_tokens)
@@ -259,9 +259,7 @@ def _log_probs(chains, sizes, rates):
 
   The rate of a match is shared by its chains, as they are seen after it.
   """
-  is_same = tree_lib.same_prefixes(
-    chains, (chains >= 0) & (sizes > 0)[:, :, None]
-  )
+  is_same = tree_lib.same_prefixes(chains, _can_be_right(chains, sizes))
   num_same = jnp.sum(is_same, axis=2)
   is_node = num_same > 0
   was_same = _before(is_same, is_node[:, :, None] & is_node[:, None])
@@ -273,9 +271,9 @@ def _log_probs(chains, sizes, rates):
   return jnp.where(is_node, jnp.log(rate * shares), -jnp.inf)
 
 
-def _is_node(chains, sizes):
-  """Returns bool[B, C, D]: up to what the target does not write."""
-  return arrays.all_up_to(chains >= 0) & (sizes > 0)[:, :, None]
+def _can_be_right(chains, sizes):
+  """Returns bool[B, C, D], tokens of chains that the target can write."""
+  return (chains >= 0) & (sizes > 0)[:, :, None]
 
 
 def _before(flags, first):

@@ -322,11 +322,7 @@ def children_of(
   """
   with jax.named_scope('children'):
     logits = decoder.unembed(params, config, hidden)
-    top, indices = largest.top_k(logits, tree_config.branching)
-    # The sum as in logsumexp, which would look for the highest logit again.
-    highest = top[..., :1]
-    total = jnp.exp(logits - highest).sum(axis=-1, keepdims=True)
-    log_probs = top - (jnp.log(total) + highest)
+    log_probs, indices = largest.top_log_probs(logits, tree_config.branching)
     token_ids = decoder.token_ids_of(params, config, indices)
   if reference is None:
     return token_ids, log_probs
