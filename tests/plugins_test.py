@@ -40,15 +40,12 @@ def expected():
 @pytest.mark.parametrize('draft', DRAFTS)
 @pytest.mark.parametrize('name', policy_names.names(2))
 def test_outputs_are_those_of_plain_decoding(name, draft):
-  is_tree = draft != 'suffixes'
-  if is_tree and not policy_names.is_for_trees(name):
-    pytest.skip('for chains')
   engine = make_engine(draft)
   buckets = engine.scheduler.config.buckets
   costs = cases.EAGLE_8B.monotone()
   table = BatchTable.profile(costs, buckets, [0.7] * buckets.max_length, 50)
   engine.policy = policy_names.make(
-    name, costs, buckets, table, is_tree=is_tree
+    name, costs, buckets, table, is_tree=draft == 'tree'
   )
   handles = [engine.submit(request) for request in requests()]
   num_verified = 0

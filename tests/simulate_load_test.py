@@ -85,9 +85,9 @@ def test_comparison():
 
 
 def test_comparison_with_other_policies():
-  rows = [*ROWS, row('dsd', 1.0, 2.0), row('dsd', 9.0, 6.0)]
+  rows = [*ROWS, row('table', 1.0, 2.0), row('table', 9.0, 6.0)]
   expected = (
-    'latency of goodput over that of dsd: at most 1.10 (at 1 requests/s)'
+    'latency of goodput over that of table: at most 1.10 (at 1 requests/s)'
   )
   assert expected in load_report.compare(load_report.average(rows))
 
@@ -176,16 +176,6 @@ def test_mistakes_are_explained(flag, message, tmp_path):
   assert message in error
 
 
-def test_chains_and_trees_are_told_apart(tmp_path):
-  error = programs.error_of(
-    'simulate_load',
-    '--tree_sizes=3,7',
-    '--policies=dsd',
-    f'--output_dir={tmp_path}',
-  )
-  assert 'policy dsd is for chains' in error
-
-
 @pytest.mark.parametrize(
   ('name', 'message'),
   [
@@ -193,7 +183,6 @@ def test_chains_and_trees_are_told_apart(tmp_path):
     ('fixed_', "unknown policy 'fixed_'"),
     ('always_9', r'always_9 is none of the declared lengths \(0, 1, 2\)'),
     ('always_', "unknown policy 'always_'"),
-    ('adaptive_verification', "unknown policy 'adaptive_verification'"),
     ('missing_module:Policy', 'cannot import missing_module'),
   ],
 )

@@ -2,10 +2,8 @@
 
 from swiftspec_jax import errors, policies
 from swiftspec_jax.policies import auto, cost_model, loading
-from swiftspec_jax.policies.adaptive_verification import AdaptiveVerification
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
-from swiftspec_jax.policies.dsd import Dsd
 from swiftspec_jax.policies.fixed_length import FixedLength
 
 NO_SPECULATION = 'none'
@@ -13,15 +11,11 @@ FIXED = 'fixed_'
 ALWAYS = 'always_'
 GOODPUT = 'goodput'
 _TABLE = 'table'
-_DSD = 'dsd'
-_VERIFICATION = 'adaptive_verification_'
 HELP = (
   f'{NO_SPECULATION}, fixed_K with a number of draft tokens for K, '
   'always_K (the same with drafts before prompts, the usual baseline), '
-  f'{_TABLE} (by batch size), {_DSD} (of the authors of SmartSpec), '
-  f'{_VERIFICATION}K (of vLLM: K are drafted), '
-  f'{GOODPUT}, or a '
-  "policy of your own as 'module:Class' (docs/how_to/add_a_policy.md)."
+  f'{_TABLE} (by batch size), {GOODPUT}, or a policy of your own as '
+  "'module:Class' (docs/how_to/add_a_policy.md)."
 )
 
 
@@ -32,19 +26,8 @@ def is_fixed(policy: str) -> bool:
 
 def names(length: int) -> list[str]:
   """Returns the names of all own policies; drafts have `length` tokens."""
-  with_length = (FIXED, ALWAYS, _VERIFICATION)
-  return [
-    NO_SPECULATION,
-    *(f'{kind}{length}' for kind in with_length),
-    _TABLE,
-    _DSD,
-    GOODPUT,
-  ]
-
-
-def is_for_trees(name: str) -> bool:
-  """Returns whether a policy takes trees, too."""
-  return not name.startswith((_DSD, _VERIFICATION))
+  fixed = f'{FIXED}{length}', f'{ALWAYS}{length}'
+  return [NO_SPECULATION, *fixed, _TABLE, GOODPUT]
 
 
 def needs_costs(name: str) -> bool:
@@ -74,7 +57,7 @@ def make(
     drafts_by_model: drafts take time, other than lookups.
 
   Raises:
-    UserError: there is none of this name, or none for trees.
+    UserError: there is none of this name.
   """
   if name == NO_SPECULATION:
     return FixedLength()
@@ -86,13 +69,7 @@ def make(
     )
   if ':' in name:
     return loading.load(name, costs)
-  if is_tree and not is_for_trees(name):
-    raise errors.UserError(f'policy {name} is for chains, and drafts are trees')
-  if name == _DSD:
-    return Dsd(costs)
   kind, length = _with_length(name, buckets)
-  if kind == _VERIFICATION:
-    return AdaptiveVerification(costs, length)
   return FixedLength(length, drafts_first=kind == ALWAYS)
 
 
@@ -100,12 +77,10 @@ def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:
   """Returns what a name says of a kind of policy and a length."""
   kind, _, length = name.rpartition('_')
   kind += '_'
-  kinds = (FIXED, ALWAYS, _VERIFICATION)
-  if kind not in kinds or not length.isdecimal():
+  if kind not in (FIXED, ALWAYS) or not length.isdecimal():
     raise errors.UserError(
       f'unknown policy {name!r}; choose from none, fixed_K, always_K, table, '
-      f'{_DSD}, {_VERIFICATION}K, goodput and '
-      "'module:Class'"
+      "goodput and 'module:Class'"
     )
   if int(length) not in buckets.lengths:
     raise errors.UserError(
