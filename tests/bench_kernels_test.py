@@ -10,7 +10,7 @@ import pytest
 from jax.profiler import ProfileData
 
 import swiftspec_jax as ss
-from experiments.kernels import kernel_cases, kernel_timing, torch_kernels
+from experiments.kernels import kernel_cases, kernel_timing
 from kernels_pallas.quantized_matmul.reference import quantized_matmul
 
 
@@ -58,20 +58,6 @@ def test_a_product_of_whole_weights_is_beside_quantized_ones():
   got = library.call(*library.prepare(*arrays))
   want = quantized_matmul(x, values, jnp.ones_like(scales), activation=None)
   np.testing.assert_allclose(as_row(got), as_row(want), rtol=2**-7, atol=1e-3)
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize('window', [None, 512])
-def test_torch_does_the_same(window):
-  torch = pytest.importorskip('torch')
-  case = smallest('tree_attention', num_tokens=8, window=window)
-  arrays = case.spec.make_arrays(jax.random.key(1))
-  sdpa = torch_kernels.contender(case, torch_kernels.names(case)[0])
-  got = sdpa(*torch_kernels.tensors(case, arrays, 'cpu')).to(torch.float32)
-  want = next(case.contenders('cpu')).call(*arrays)
-  batch, num_tokens, *_, head_dim = want.shape
-  want = jnp.moveaxis(want, 1, 3).reshape(batch, -1, num_tokens, head_dim)
-  np.testing.assert_allclose(as_row(got), as_row(want), atol=2e-2)
 
 
 @pytest.mark.parametrize('kernel', kernel_cases.KERNELS)

@@ -9,8 +9,7 @@ r"""Times kernels, compares them with their references, and tunes their tiles.
 Each shape gets the time of a call, and the bytes and products of a second as
 shares of what a copy and a large product reach on this device. Beside it stand
 the times of the reference and of libraries. These are
-jax.nn.dot_product_attention (XLA, cuDNN), the kernels that JAX ships, and on a
-GPU with PyTorch installed its SDPA, FlexAttention and compiled layers. Where
+jax.nn.dot_product_attention (XLA, cuDNN) and the kernels that JAX ships. Where
 there is no kernel for the device, the references alone are timed. On a CPU
 few_rows and tree_attention have one.
 

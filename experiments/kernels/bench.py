@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import tqdm
 
-from experiments.kernels import kernel_timing, torch_kernels
+from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import Case
 from experiments.measuring import benchmark_report
 from swiftspec_jax.cli import output_files, provenance
@@ -77,10 +77,6 @@ def _measure(case: Case, rates: Rates, repeats: int) -> dict[str, Any]:
       refused[contender.name] = ' '.join(str(error).split())[:200]
     if contender.is_baseline:
       baselines.add(contender.name)
-  if torch_kernels.is_usable():
-    for name in torch_kernels.names(case):
-      seconds[name] = torch_kernels.seconds_of(case, name, repeats)
-      baselines.add(name)
   timed = [name for name in baselines if name in seconds]
   best = min(timed, key=seconds.__getitem__, default=None)
   return _row(case, rates, seconds, refused, best)

@@ -1,14 +1,13 @@
 """Times of kernels, of XLA and of libraries at real shapes."""
 
 import functools
-from collections.abc import Iterator, Sequence
 
 import jax
 
 from experiments.accelerator import shapes
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
-from experiments.kernels import kernel_timing, torch_kernels
+from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import Case, Contender
 
 _LOOP_ROUNDS = 20
@@ -16,35 +15,17 @@ _LOOP_SETS = 16  # each is a call that is compiled
 
 
 def jobs(settings: Settings) -> list[Job]:
-  """Returns the jobs; PyTorch, which compiles for long, comes last."""
-  cases = shapes.chosen_cases(tiny=settings.tiny, long_first=True)
-  platform = jax.default_backend()
-  found = [
+  """Returns the jobs."""
+  return [
     Job(
       name=f'{case.kernel} {contender.name}',
       shape=case.spec.name,
       run=functools.partial(_measure, case, contender),
       is_baseline=contender.is_baseline,
     )
-    for case in cases
-    for contender in case.contenders(platform)
+    for case in shapes.chosen_cases(tiny=settings.tiny, long_first=True)
+    for contender in case.contenders(jax.default_backend())
   ]
-  return [*found, *_torch_jobs(cases, platform)]
-
-
-def _torch_jobs(cases: Sequence[Case], platform: str) -> Iterator[Job]:
-  """Yields jobs of PyTorch on a GPU; it is imported by the first that runs."""
-  if platform != 'gpu' or not torch_kernels.is_installed():
-    return
-  for case in cases:
-    for name in torch_kernels.names(case):
-      yield Job(
-        name=f'{case.kernel} {name}',
-        shape=case.spec.name,
-        run=functools.partial(_measure_torch, case, name),
-        limit=120.0,
-        is_baseline=True,
-      )
 
 
 def _measure(case: Case, contender: Contender) -> list[Row]:
@@ -56,26 +37,18 @@ def _measure(case: Case, contender: Contender) -> list[Row]:
     )
     del sets  # there may be no room for others besides
   seconds = case.seconds_of(contender, shapes.REPEATS)
-  return [_row(case, seconds, figures, is_baseline=contender.is_baseline)]
-
-
-def _measure_torch(case: Case, name: str) -> list[Row]:
-  seconds = torch_kernels.seconds_of(case, name, shapes.REPEATS)
-  return [_row(case, seconds, {}, is_baseline=True)]
-
-
-def _row(case: Case, seconds: float, figures, *, is_baseline: bool) -> Row:
   share = case.spec.num_bytes / seconds / shapes.bandwidth()
-  return Row(
+  row = Row(
     seconds=seconds,
     reference_seconds=_reference_seconds(case),
     # Libraries may read weights of another dtype.
-    bandwidth_share=None if is_baseline else share,
+    bandwidth_share=None if contender.is_baseline else share,
     figures={
       'operations_per_second': case.spec.num_flops / seconds,
       **figures,
     },
   )
+  return [row]
 
 
 @functools.lru_cache(maxsize=2)
