@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -262,3 +263,12 @@ def test_a_shard_that_cannot_be_written(tmp_path):
 def test_documents_that_do_not_exist():
   with pytest.raises(errors.UserError, match='matches no file'):
     documents.find_files(['/nowhere/*.md'])
+
+
+def test_functions_of_sources_are_documents(tmp_path):
+  body = ''.join(f'    step_{i} = {i}\n' for i in range(11))
+  method = f'  def long(self):\n{body}    return "é"\n'
+  path = tmp_path / 'module.py'
+  path.write_text(f'class Part:\n\n{method}  other = 1\n', encoding='utf-8')
+  (text,) = documents.read_texts(path)
+  assert text == f'```python\n{textwrap.dedent(method)}```'

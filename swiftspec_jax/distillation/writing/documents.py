@@ -92,14 +92,15 @@ def _texts_of_source(source: str) -> list[str]:
     tree = ast.parse(source)
   except (SyntaxError, ValueError, RecursionError):
     return []
-  texts = []
+  texts, lines = [], source.split('\n')
   for node in ast.walk(tree):
     if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
       doc = ast.get_docstring(node)
       if doc and len(doc) >= _MIN_DOCSTRING:
         texts.append(doc)
     if isinstance(node, ast.FunctionDef):
-      code = textwrap.dedent(ast.get_source_segment(source, node) or '')
+      code = '\n'.join(lines[node.lineno - 1 : node.end_lineno])
+      code = textwrap.dedent(code)
       if 8 <= code.count('\n') <= 60 and code.count('\n') % 4 == 0:
         texts.append('```python\n' + code + '\n```')
   return texts
