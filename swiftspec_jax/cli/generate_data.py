@@ -78,6 +78,7 @@ def main() -> None:
     seed=seed,
     num_stored=_TOP_LOGPROBS.value,
     feature_layers=feature_layers,
+    show_progress=True,
   )
   kinds = collections.Counter()
   with tqdm(total=_NUM_TOKENS.value, unit='tok', unit_scale=True) as bar:

@@ -25,6 +25,7 @@ def generate_shards(
   seed: int,
   num_stored: int,
   feature_layers: tuple[int, ...] = (),
+  show_progress: bool = False,
 ) -> Iterator[list[samples.Group]]:
   """Yields the groups of shards, those that exist already first; endless.
 
@@ -38,6 +39,7 @@ def generate_shards(
     seed: seed of the sampled passages.
     num_stored: K, entries of each distribution.
     feature_layers: layers of the target, whose outputs are stored.
+    show_progress: whether each batch has a bar on standard error.
 
   Raises:
     UserError: a shard cannot be written, or one that exists is broken or of
@@ -59,14 +61,22 @@ def generate_shards(
       shards.check_vocabulary(path, found, target)
     else:
       groups = _generate(
-        target, planner, number, seed, num_stored, feature_layers
+        target,
+        planner,
+        number,
+        seed=seed,
+        num_stored=num_stored,
+        feature_layers=feature_layers,
+        show_progress=show_progress,
       )
       shards.write_shard(shards.shard_path(directory, number), groups, metadata)
     planner.learn(_texts(target, groups))
     yield groups
 
 
-def _generate(target, planner, number, seed, num_stored, feature_layers):
+def _generate(
+  target, planner, number, *, seed, num_stored, feature_layers, show_progress
+):
   """Returns the groups of one batch."""
   shape, plans = planner.batch(number)
   token_ids = np.zeros((shape.num_prefixes, shape.capacity), np.int32)
@@ -89,6 +99,7 @@ def _generate(target, planner, number, seed, num_stored, feature_layers):
     num_stored=num_stored,
     key=jax.random.fold_in(jax.random.key(seed), number),
     feature_layers=feature_layers,
+    show_progress=f'shard {number + 1}' if show_progress else None,
   )
   return samples.harvest(plans, top, features, written)
 

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from tqdm import tqdm
 
 from kernels_pallas import products
 from swiftspec_jax.config import ModelConfig
@@ -32,7 +33,7 @@ from swiftspec_jax.models.params import Params
 
 GENERATE = -1  # in a script: the model writes here
 _PREFILL_CHUNK = 256
-_STEPS = 128  # of one program
+_STEPS = 64  # of one program
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -173,6 +174,7 @@ def roll_out(
   num_stored: int,
   key: jax.Array,
   feature_layers: tuple[int, ...] = (),
+  show_progress: str | None = None,
 ) -> Rollout:
   """Lets each row follow its script.
 
@@ -182,10 +184,11 @@ def roll_out(
       f.
     script: script of B rows; its first op is a forced token that begins a
       branch.
-    num_steps: T, a multiple of 128.
+    num_steps: T, a multiple of 64.
     num_stored: K.
     key: consumed.
     feature_layers: layers of the target, whose outputs are stored.
+    show_progress: label of a bar on standard error, None for no bar.
   """
   config = model.config
   batch = len(script.ops)
@@ -211,7 +214,12 @@ def roll_out(
     key=key,
   )
   outputs = []
-  for _ in range(0, num_steps, _STEPS):
+  for _ in tqdm(
+    range(0, num_steps, _STEPS),
+    show_progress,
+    disable=show_progress is None,
+    leave=False,
+  ):
     state, output = _run_steps(
       model.params,
       prefix,
