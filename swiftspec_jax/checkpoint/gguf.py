@@ -156,6 +156,8 @@ class GGUFFile:
       UserError: missing or contradicting weights, or a type of quantization
         that the gguf package cannot read, or the native kernels.
     """
+    # A damaged number of layers may be large, and all names take long to make.
+    self._tensor(f'blk.{config.num_layers - 1}.attn_norm.weight')
     get = functools.partial(self._get_tensor, config)
     read = None
     if config.weight_dtype == config_lib.STORED:
