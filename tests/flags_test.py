@@ -214,6 +214,7 @@ def test_target_and_draft_are_stretched(model):
     ),
     ('serial', {'target': 'x'}, 'mode serial needs a draft model: give --dra'),
     ('async', {'target': 'x'}, 'mode async needs a draft model: give --draft'),
+    ('chain', {'target': 'x'}, 'mode chain needs a draft model: give --draft'),
     (
       'async',
       {'draft': 'x', 'target_devices': 6, 'draft_devices': 3},
@@ -385,6 +386,8 @@ def test_async_splits_the_cpu_and_traces(model, tmp_path):
     f'--draft={model}',
     '--draft_layers=1',
     '--mode=async',
+    '--num_nodes=4',  # compiles faster
+    '--tree_prompt_lookup=False',
     '--forced_acceptance=0.7',
     f'--trace_dir={tmp_path / "trace"}',
     '--max_new_tokens=24',

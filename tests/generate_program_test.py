@@ -103,7 +103,6 @@ def test_ctrl_c_stops_the_answer_but_not_the_chat(model):
   ('flags', 'message'),
   [
     (['--mode=guess'], 'flag --mode=guess: value should be one of'),
-    (['--mode=chain'], 'error: mode chain needs a draft model: give --draft'),
     (['--target=no-model'], "error: no model 'no-model'"),
     (['--prompt_file=x'], 'error: give --prompt or --prompt_file, not both'),
     (['hello'], "error: unexpected argument 'hello'"),
