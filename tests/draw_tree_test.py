@@ -247,8 +247,6 @@ def test_program(model, tmp_path):
     f'--target={model}',
     f'--draft={model}',
     '--draft_layers=1',
-    '--num_nodes=4',  # compiles faster
-    '--tree_prompt_lookup=False',
     '--forced_acceptance=0.7',
     '--max_new_tokens=40',
     '--prompt=Is <i> & a tag?',

@@ -386,8 +386,6 @@ def test_async_splits_the_cpu_and_traces(model, tmp_path):
     f'--draft={model}',
     '--draft_layers=1',
     '--mode=async',
-    '--num_nodes=4',  # compiles faster
-    '--tree_prompt_lookup=False',
     '--forced_acceptance=0.7',
     f'--trace_dir={tmp_path / "trace"}',
     '--max_new_tokens=24',
