@@ -15,18 +15,8 @@ import pytest
 from accelerator_cases import SECTION
 
 import swiftspec_jax as ss
-from experiments.accelerator import (
-  page,
-  rows,
-  runner,
-  sections,
-  shapes,
-  worker,
-)
-from experiments.accelerator.jobs import (
-  correctness_jobs,
-  first_jobs,
-)
+from experiments.accelerator import page, rows, runner, sections, shapes, worker
+from experiments.accelerator.jobs import correctness_jobs, first_jobs
 from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import KERNELS
 from kernels_pallas import registry, tuning

@@ -49,11 +49,7 @@ def write_tree(cache, token_ids, parents, depths):
 @jax.jit
 def prefill(token_ids):
   _, cache = decoder.forward(
-    PARAMS,
-    CONFIG,
-    token_ids,
-    new_cache(1),
-    starts=jnp.zeros(1, jnp.int32),
+    PARAMS, CONFIG, token_ids, new_cache(1), starts=jnp.zeros(1, jnp.int32)
   )
   return cache
 
@@ -111,14 +107,10 @@ def test_any_sequence_equals_prefill(sequence):
     padded = jnp.asarray([expected + [0] * (LIMIT - len(expected))])
     reference = prefill(padded)
     for got, want in zip(
-      cache.keys + cache.values,
-      reference.keys + reference.values,
-      strict=True,
+      cache.keys + cache.values, reference.keys + reference.values, strict=True
     ):
       np.testing.assert_allclose(
-        got[row, :, : len(expected)],
-        want[0, :, : len(expected)],
-        atol=2e-5,
+        got[row, :, : len(expected)], want[0, :, : len(expected)], atol=2e-5
       )
 
 

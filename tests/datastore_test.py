@@ -110,10 +110,7 @@ def test_merge_is_that_of_all_paths(seed):
   text = np.concatenate(random_texts(seed))
   store = TokenStore.of_texts(random_texts(seed + 9), TOKENIZER)
   drafter = make_drafter(store=store)
-  sources = [
-    *continuations.of_own_text(text, 3, 100),
-    drafter._of_others(text),
-  ]
+  sources = [*continuations.of_own_text(text, 3, 100), drafter._of_others(text)]
   best = {}
 
   def walk(counts, prob, path, factor):

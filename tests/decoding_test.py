@@ -300,8 +300,7 @@ def test_one_iterator_at_a_time():
 
 
 @pytest.mark.parametrize(
-  ('num_devices', 'draft'),
-  [(2, 'prompt_lookup'), (4, 'sharded')],
+  ('num_devices', 'draft'), [(2, 'prompt_lookup'), (4, 'sharded')]
 )
 def test_tensor_parallel_decoding_gives_the_same_tokens(num_devices, draft):
   devices = jax.devices()[:num_devices]

@@ -9,12 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eagle3_test import TEXT, features_of, target_of
-from engine_cases import (
-  RandomLengths,
-  assert_empty,
-  make_sizes,
-  results_of,
-)
+from engine_cases import RandomLengths, assert_empty, make_sizes, results_of
 from engine_feature_test import check_drafts, record_drafts
 from tree_cases import CONFIG, TREE, requests_of
 
@@ -88,13 +83,7 @@ def oracle_of(target, weights, text, **options):
 
 
 def serve(
-  target,
-  draft,
-  requests,
-  policy,
-  lengths=(0, LENGTH),
-  is_warm=False,
-  **sizes,
+  target, draft, requests, policy, lengths=(0, LENGTH), is_warm=False, **sizes
 ):
   drafts = {'rows': (4,), 'lengths': tuple(lengths), **sizes}
   sizes = make_sizes(drafts=drafts)

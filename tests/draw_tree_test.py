@@ -24,11 +24,7 @@ from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.tokenizer import token_names
 
 TREE = dataclasses.replace(
-  tree_cases.TREE,
-  num_nodes=6,
-  width=3,
-  num_draft_steps=2,
-  num_restart_steps=0,
+  tree_cases.TREE, num_nodes=6, width=3, num_draft_steps=2, num_restart_steps=0
 )
 NODE = tree_rounds.Node(
   token_id=7,

@@ -109,9 +109,7 @@ def test_leaves_below_leaves_do_not_count():
   assert sorted(token_ids.tolist()) == [2, 3, 9]
   weights = tree.nodes.log_probs[0, nodes]
   np.testing.assert_allclose(
-    leaf_mass(tree, 3)[0],
-    np.exp(weights[token_ids != 9]).sum(),
-    rtol=1e-6,
+    leaf_mass(tree, 3)[0], np.exp(weights[token_ids != 9]).sum(), rtol=1e-6
   )
 
 

@@ -20,8 +20,7 @@ from kernels_pallas.kv_commit import native as commit_native
 from swiftspec_jax.runtime import sharding as sharding_lib
 
 IMPLEMENTATIONS = implementations(
-  'fused_attention',
-  pallas_gpu=pallas_gpu.Config(block_kv=32, num_splits=3),
+  'fused_attention', pallas_gpu=pallas_gpu.Config(block_kv=32, num_splits=3)
 )
 
 
@@ -127,12 +126,7 @@ def test_equals_oracle(name, case):
     written(keys, turned[:, :, :, -1], starts),
     written(values, heads[:, :, :, -1], starts),
   )
-  want = oracle(
-    turned[:, :, :, :-1],
-    *want_cache,
-    *seen,
-    **case.options,
-  )
+  want = oracle(turned[:, :, :, :-1], *want_cache, *seen, **case.options)
   assert_close(attended, want, case.dtype)
   keys, values = cache
   assert_close(keys, want_cache[0], case.dtype)

@@ -67,10 +67,7 @@ def test_the_published_configuration(tmp_path):
   assert config.eos_token_ids == (1, 106)
   assert config.sliding_layers == (*[True] * 5, False) * 10
   assert config.gemma4 == Gemma4(
-    global_kv_heads=4,
-    global_head_dim=512,
-    num_kv_layers=60,
-    shares_values=True,
+    global_kv_heads=4, global_head_dim=512, num_kv_layers=60, shares_values=True
   )
   scaling = RopeScaling(kind='proportional', factor=1.0, rotated_share=0.25)
   assert (config.rope_theta, config.rope_scaling) == (1e6, scaling)

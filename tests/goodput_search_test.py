@@ -338,10 +338,7 @@ def test_prompts_are_not_the_fault_of_drafts():
   alone = plan(costs, 0.7, cases.make_view(64, buckets)).lengths
   for num_prefill_tokens in (100, 1000, 1984):
     view = cases.make_view(
-      64,
-      buckets,
-      num_prefill_tokens=num_prefill_tokens,
-      max_draft_tokens=992,
+      64, buckets, num_prefill_tokens=num_prefill_tokens, max_draft_tokens=992
     )
     lengths = plan(costs, 0.7, view).lengths
     assert abs(lengths.mean() - alone.mean()) < 1

@@ -116,10 +116,7 @@ def test_a_decoder_over_pages_reads_images(models):
 
 def drafts_of(models):
   reading = dataclasses.replace(
-    models['text'].config,
-    num_layers=1,
-    feature_layers=(0, 1),
-    feature_dim=64,
+    models['text'].config, num_layers=1, feature_layers=(0, 1), feature_dim=64
   )
   return {
     'lookup': LOOKUP,
