@@ -194,15 +194,11 @@ def test_what_agreed_at_first_is_not_compared_again(tmp_path):
 def test_small_sections_and_their_page(tmp_path, model, monkeypatch):
   settings = settings_of(tmp_path, str(model))
   found = []
+  names = {'first', 'device', 'correctness', 'kernels'}
   for section in sections.SECTIONS:
-    if section.name in ('first', 'device', 'correctness', 'kernels', 'tiles'):
+    if section.name in {*names, 'tiles'}:
       found += work(section, settings)
-  assert {row.section for row in found} == {
-    'first',
-    'device',
-    'correctness',
-    'kernels',
-  }
+  assert {row.section for row in found} == names
   assert {row.status for row in found} == {'ok'}
   assert {row.device for row in found} == {jax.devices()[0].device_kind}
   assert all(row.seconds > 0 for row in found if row.section == 'kernels')

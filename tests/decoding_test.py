@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import programs
 import pytest
-from decoding_cases import CONFIG, request_of, requests_of, run
+from decoding_cases import CONFIG, assert_same, request_of, requests_of, run
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
@@ -81,8 +81,7 @@ def test_all_steps_have_one_width_on_gpus(monkeypatch, draft, tree):
     engine._target.narrows = False
     widths = {flat.num_tokens for flat in engine.sizes.all_mixed()}
     assert min(widths) == engine.sizes.plain(1, 512).num_tokens == 16
-  for got, want in zip(run(decoder, requests), plain_of(3), strict=True):
-    assert got.token_ids == want.token_ids
+  assert_same(run(decoder, requests), plain_of(3))
 
 
 def test_perfect_draft_accepts_everything():
@@ -253,7 +252,7 @@ def test_hot_loop_reads_nothing_implicitly():
   expected = run(decoder, requests)
   with jax.transfer_guard_device_to_host('disallow'):
     got = run(decoder, requests)
-  assert [r.token_ids for r in got] == [r.token_ids for r in expected]
+  assert_same(got, expected)
 
 
 @pytest.mark.parametrize(
@@ -305,11 +304,9 @@ def test_one_iterator_at_a_time():
 def test_tensor_parallel_decoding_gives_the_same_tokens(num_devices, draft):
   devices = jax.devices()[:num_devices]
   sharded = testing.random_model(CONFIG, seed=0, devices=devices)
-  requests = requests_of(3)
-  expected = [r.token_ids for r in run(ORACLE, requests)]
   draft = {**DRAFTS, 'sharded': sharded}[draft]
   decoder = ss.Decoder(sharded, draft, batch_size=2)
-  assert [r.token_ids for r in run(decoder, requests)] == expected
+  assert_same(run(decoder, requests_of(3)), plain_of(3))
 
 
 def test_generate_and_stream():

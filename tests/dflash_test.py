@@ -5,7 +5,6 @@ import heapq
 
 import dflash_cases as cases
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from eagle3_test import TEXT, features_of, target_of
@@ -17,15 +16,11 @@ import swiftspec_jax as ss
 from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.drafters.models import draft_places, grown_trees
-from swiftspec_jax.drafters.models.draft_forward import DraftRows
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.runtime import profiling
-from swiftspec_jax.step import slot_sampling
-from swiftspec_jax.tree import types
 
 pytestmark = pytest.mark.usefixtures('no_programs')
 
@@ -152,21 +147,21 @@ def test_tables_are_those_of_the_target(directory):
 
 
 def best_tree(logits, num_nodes):
-  """Tokens of nodes, and log-probabilities, of the most probable paths."""
+  """Tokens, parents and log-probabilities of the most probable paths."""
   probs = np.exp(logits - logits.max(-1, keepdims=True))
   log_probs = np.log(probs / probs.sum(-1, keepdims=True))
   found, waiting = [], []
 
-  def wait(score, depth):
+  def wait(score, parent, depth):
     if depth < len(log_probs):
       for token, more in enumerate(log_probs[depth].tolist()):
-        heapq.heappush(waiting, (score - more, depth, token))
+        heapq.heappush(waiting, (score - more, parent, depth, token))
 
-  wait(0.0, 0)
-  for _ in range(num_nodes):
-    score, depth, token = heapq.heappop(waiting)
-    found.append((token, -score))
-    wait(score, depth + 1)
+  wait(0.0, 0, 0)
+  for node in range(1, num_nodes + 1):
+    score, parent, depth, token = heapq.heappop(waiting)
+    found.append((token, parent, -score))
+    wait(score, node, depth + 1)
   return zip(*found, strict=True)
 
 
@@ -175,42 +170,6 @@ TREES = {'lengths': (0, 8), 'draft_steps': (0, 3)}
 
 def tree_of(draft):
   return TreeDraft(model=draft, prompt_lookup=False)
-
-
-def test_golden_tree():
-  """Two places, with two tokens each."""
-  slots = slot_sampling.SlotSampling(1, vocab_size=2, put=lambda x: x)
-  rows = DraftRows(
-    slots=jnp.zeros(1, jnp.int32),
-    last=None,
-    positions=jnp.array([[9, 10]]),
-    lengths=jnp.array([4]),
-    page_table=None,
-    num_skipped=None,
-    texts=None,
-  )
-  grown = draft_places.grow(
-    {},
-    jnp.log(jnp.array([[[0.6, 0.4], [0.7, 0.3]]])),
-    None,
-    rows,
-    jnp.array(1),
-    slots.state(slot_sampling.SamplingLevel.GREEDY),
-    config=CONFIG,
-    sizes=grown_trees.TreeSizes(
-      num_forwards=2,
-      num_nodes=5,
-      width=4,
-      branching=2,
-      kinds=(),
-      min_leaf_mass=0.0,
-    ),
-  )
-  trees = types.TreeProposal.unpack(grown)
-  assert trees.token_ids[0, 1:].tolist() == [0, 0, 1, 0]
-  assert trees.parents[0].tolist() == [-1, 0, 1, 0, 3]
-  probs = np.exp(trees.log_probs[0, 1:])
-  np.testing.assert_allclose(probs, [0.6, 0.42, 0.4, 0.28], rtol=1e-6)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -222,11 +181,12 @@ def test_trees_are_the_best_of_independent_places(directory, kind):
   )
   assert tokens == plain()[:2]
   ids = np.asarray(draft.params.get('output_token_ids', np.arange(VOCAB_SIZE)))
-  for text, drafted, log_probs in found[::10]:
+  for text, drafted, (parents, log_probs) in found[::10]:
     _, logits = oracle_of(target, weights, text, **KINDS[kind][1])
-    expected, scores = best_tree(logits, 8)
-    assert drafted == ids[[*expected]].tolist()[: len(drafted)]
-    np.testing.assert_allclose(log_probs, scores[: len(drafted)], atol=1e-4)
+    best, its_parents, scores = best_tree(logits, len(drafted))
+    assert drafted == ids[[*best]].tolist()
+    assert parents.tolist() == [*its_parents]
+    np.testing.assert_allclose(log_probs, scores, atol=1e-4)
 
 
 GREEDY, DRAWN, TRUNCATED = (

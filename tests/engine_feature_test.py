@@ -48,20 +48,23 @@ def chain_of_oracle(target, draft, text, length):
 
 
 def record_drafts(engine):
-  """Keeps text, draft, and of trees log-probabilities, of rows of each step."""
+  """Keeps the known text and the draft of each row of each step.
+
+  Of trees also parents and log-probabilities.
+  """
   found, draft_fn = [], engine.drafter.draft
 
   def draft(view, lengths, texts):
     drafts = draft_fn(view, lengths, texts)
-    tokens, log_probs = tokens_of(drafts), None
+    tokens, facts = tokens_of(drafts), []
     if drafts.trees is not None:
-      log_probs = trees_of(drafts).log_probs[:, 1:]
+      trees = trees_of(drafts)
+      facts = [trees.parents[:, 1:], trees.log_probs[:, 1:]]
     for row, length in enumerate(drafts.drafts.lengths.tolist()):
       if length:
-        text = texts.known_from(view, row, 0)
-        place = view.slots[row], slice(length)
-        scores = None if log_probs is None else log_probs[place]
-        found.append((text, tokens[place].tolist(), scores))
+        text, place = texts.known_from(view, row, 0), view.slots[row]
+        draft = tokens[place, :length].tolist()
+        found.append((text, draft, [fact[place, :length] for fact in facts]))
     return drafts
 
   engine.drafter.draft = draft
