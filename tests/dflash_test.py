@@ -63,6 +63,7 @@ def pair(directory, kind='z-lab'):
   target, options = target_of(2), {**KINDS[kind][0]}
   is_reduced = options.pop('is_reduced', False)
   weights = cases.make_weights(WIDTH, 2, VOCAB_SIZE if is_reduced else None)
+  weights['norm.weight'] *= 8  # so sure of itself that trees are deep
   return target, weights, load(directory / kind, target, weights, **options)
 
 
