@@ -114,20 +114,6 @@ def test_any_sequence_equals_prefill(sequence):
       )
 
 
-def test_extend_is_the_commit_of_a_chain():
-  cache = new_cache()
-  token_ids = jnp.arange(BATCH * NUM_NODES).reshape(BATCH, NUM_NODES)
-  parents = jnp.tile(jnp.arange(NUM_NODES) - 1, (BATCH, 1))
-  depths = jnp.tile(jnp.arange(NUM_NODES), (BATCH, 1))
-  cache = write_tree(cache, token_ids, parents, depths)
-  num_kept = jnp.asarray([0, 3], jnp.int32)
-  by_path = commit(cache, depths, num_kept)
-  by_length = dense.extend(cache, num_kept)
-  assert by_path.kv_lengths.tolist() == by_length.kv_lengths.tolist() == [0, 3]
-  for got, want in zip(by_length.keys, by_path.keys, strict=True):
-    np.testing.assert_array_equal(got[1, :, :3], want[1, :, :3])
-
-
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_pages_give_back_what_was_written(dtype):
   """On CPUs pages hold the numbers of bfloat16 as float32."""
