@@ -425,5 +425,3 @@ def test_paths_that_are_no_model(tmp_path):
     ss.load(tmp_path / 'notes.txt')
   with pytest.raises(ss.UserError, match=r"no model '.*/nowhere'"):
     ss.load(tmp_path / 'nowhere')
-  with pytest.raises(ss.UserError, match=r'config\.json is missing'):
-    ss.load(tmp_path)
