@@ -50,9 +50,7 @@ def test_configurations_differ_in_what_they_are_named_after():
 
 def test_switches_of_the_flags_stay_in_their_rows():
   tree = ss.TreeConfig(
-    num_restart_steps=3,
-    prompt_lookup=True,
-    suffix_lookup=True,
+    num_restart_steps=3, prompt_lookup=True, suffix_lookup=True
   )
   found = ablation_settings.configurations(tree, run_ahead=2)
   by_name = {c.name: c for c in found}

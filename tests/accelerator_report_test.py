@@ -15,23 +15,11 @@ import pytest
 from accelerator_cases import SECTION
 
 import swiftspec_jax as ss
-from experiments.accelerator import (
-  page,
-  rows,
-  runner,
-  sections,
-  shapes,
-  worker,
-)
-from experiments.accelerator.jobs import (
-  correctness_jobs,
-  first_jobs,
-)
+from experiments.accelerator import page, rows, runner, sections, shapes, worker
+from experiments.accelerator.jobs import correctness_jobs, first_jobs
 from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import KERNELS
 from kernels_pallas import registry, tuning
-
-NAMES = [section.name for section in sections.SECTIONS]
 
 
 def work(section, settings):
@@ -204,15 +192,11 @@ def test_what_agreed_at_first_is_not_compared_again(tmp_path):
 def test_small_sections_and_their_page(tmp_path, model, monkeypatch):
   settings = settings_of(tmp_path, str(model))
   found = []
+  names = {'first', 'device', 'correctness', 'kernels'}
   for section in sections.SECTIONS:
-    if section.name in ('first', 'device', 'correctness', 'kernels', 'tiles'):
+    if section.name in {*names, 'tiles'}:
       found += work(section, settings)
-  assert {row.section for row in found} == {
-    'first',
-    'device',
-    'correctness',
-    'kernels',
-  }
+  assert {row.section for row in found} == names
   assert {row.status for row in found} == {'ok'}
   assert {row.device for row in found} == {jax.devices()[0].device_kind}
   assert all(row.seconds > 0 for row in found if row.section == 'kernels')
@@ -239,7 +223,8 @@ def test_the_whole_report(model, tmp_path):
   assert status == 0, complaints
   assert 'report.html' in output
   found = rows.read(tmp_path / 'report')
-  assert {row.section for row in found} == set(NAMES) - {'tiles'}
+  names = {section.name for section in sections.SECTIONS}
+  assert {row.section for row in found} == names - {'tiles'}
   bad = [row for row in found if row.status != 'ok']
   # The built-in draft is made for another vocabulary.
   assert {row.name for row in bad} <= {'serial'}, bad

@@ -16,7 +16,16 @@ from kernels_pallas.quantized_matmul import mosaic_gpu
 from kernels_pallas.tree_attention import arg_specs as attention_specs
 from kernels_pallas.tree_attention import pallas_gpu, pallas_tpu
 
-HOST = targets.Target(
+
+class HostTarget(targets.Target):
+  """The simulated devices of this process."""
+
+  @property
+  def devices(self):
+    return jax.devices()
+
+
+HOST = HostTarget(
   name='host', platform='cpu', topology='host', bytes_per_device=10_000
 )
 
@@ -116,20 +125,9 @@ def test_shapes_are_listed_once():
     assert len(sizes) == len(specs)
 
 
-class HostTarget(targets.Target):
-  """The simulated devices of this process."""
-
-  @property
-  def devices(self):
-    return jax.devices()
-
-
 def test_steps_have_the_arguments_of_the_programs():
-  host = HostTarget(
-    name='host', platform='cpu', topology='host', bytes_per_device=10_000
-  )
   (pair,) = models.PAIRS['tiny']
-  jobs = list(steps.jobs(pair, host))
+  jobs = list(steps.jobs(pair, HOST))
   assert len(jobs) == 6
   for job in jobs:
     assert 'main' in job.lower().as_text()

@@ -10,23 +10,8 @@ import pytest
 import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import hf, safetensors_file
-from swiftspec_jax.models import array_parts, families
+from swiftspec_jax.models import families
 from swiftspec_jax.models import params as params_lib
-
-
-def test_joined_arrays_are_those_of_numpy():
-  arrays = [np.arange(24).reshape(4, n, -1) for n in (1, 3, 2)]
-  arrays[1] = arrays[1][:, :, :2]
-  arrays = [array[:, :, :2] for array in arrays]
-  joined = array_parts.Joined(arrays, 1, (2, 0, 1))
-  expected = np.concatenate(arrays, axis=1).transpose(2, 0, 1)
-  assert joined.shape == expected.shape
-  np.testing.assert_array_equal(np.asarray(joined), expected)
-  index = slice(1, 9), slice(0, 2), slice(None)
-  np.testing.assert_array_equal(joined[index], expected[index])
-  read = array_parts.read(joined, (4, 4, 6), np.float32, index)
-  assert (read.shape, read.dtype) == ((3, 2, 6), np.float32)
-  np.testing.assert_array_equal(read, [*expected[index], *np.zeros((2, 2, 6))])
 
 
 class Counted(np.memmap):

@@ -26,15 +26,7 @@ def ancestor_mask(parents, tree_size):
 
 
 def oracle(
-  queries,
-  keys,
-  values,
-  lengths,
-  masks,
-  positions,
-  scale,
-  window,
-  sinks=None,
+  queries, keys, values, lengths, masks, positions, scale, window, sinks=None
 ):
   """Plain Python over tokens and rows, in float64."""
   queries, keys, values = (

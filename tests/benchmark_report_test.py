@@ -41,6 +41,10 @@ def record(question_id, mode, *, repeat=0, token_ids=(1, 2), **changes):
   return benchmark_output.Record(**{**values, **changes})
 
 
+def summarize(records, *modes):
+  return benchmark_report.summarize(records, modes, is_greedy=True)
+
+
 def test_modes_are_compared_on_what_both_have_measured():
   records = [
     record(1, 'autoregressive', decode_seconds=2.0),
@@ -48,9 +52,7 @@ def test_modes_are_compared_on_what_both_have_measured():
     record(1, 'chain', decode_seconds=1.0, num_rounds=1, num_accepted=1),
     record(3, 'chain', decode_seconds=3.0, num_rounds=3, num_accepted=0),
   ]
-  summary = benchmark_report.summarize(
-    records, ['autoregressive', 'prompt_lookup', 'chain'], is_greedy=True
-  )
+  summary = summarize(records, 'autoregressive', 'prompt_lookup', 'chain')
   assert list(summary) == ['autoregressive', 'chain']
   chain = summary['chain']
   assert chain['tokens_per_second'] == 1.0
@@ -65,9 +67,7 @@ def test_peers_with_other_weights_are_not_compared():
     record(1, 'autoregressive', decode_seconds=2.0),
     record(1, 'llama_cpp', token_ids=(8, 9)),
   ]
-  summary = benchmark_report.summarize(
-    records, ['autoregressive', 'llama_cpp'], is_greedy=True
-  )
+  summary = summarize(records, 'autoregressive', 'llama_cpp')
   assert summary['llama_cpp']['speedup'] == 2.0
   assert summary['llama_cpp']['outputs_equal'] is None
   assert summary['llama_cpp']['tasks']['qa']['outputs_equal'] is None
@@ -87,9 +87,7 @@ def test_differences_are_found():
     ('chain', 1, 2),
     ('chain', 2, 0),
   ]
-  summary = benchmark_report.summarize(
-    records, ['autoregressive', 'chain'], is_greedy=True
-  )
+  summary = summarize(records, 'autoregressive', 'chain')
   assert summary['autoregressive']['outputs_equal'] is True
   assert summary['chain']['outputs_equal'] is False
   assert summary['chain']['num_outputs_equal'] == 0
@@ -102,9 +100,7 @@ def test_rates_of_trees():
     record(1, 'chain'),
   ]
   records = [dataclasses.replace(r, host_seconds=0.006) for r in records]
-  summary = benchmark_report.summarize(
-    records, ['async', 'chain'], is_greedy=True
-  )
+  summary = summarize(records, 'async', 'chain')
   assert summary['async']['hit_rate'] == 0.7
   assert summary['async']['late_hit_rate'] == 0.1
   assert summary['async']['miss_rate'] == 0.2
@@ -114,7 +110,7 @@ def test_rates_of_trees():
   assert '0.70/0.10/0.20' in table
   assert benchmark_report.forced_label(summary) == ''
   forced = [dataclasses.replace(r, forced_acceptance=0.7) for r in records[:2]]
-  summary = benchmark_report.summarize(forced, ['async'], is_greedy=True)
+  summary = summarize(forced, 'async')
   label = 'forced acceptance 0.7 in async'
   assert benchmark_report.forced_label(summary) == label
   assert 'async (forced acceptance 0.7)' in benchmark_report.table(summary)
@@ -125,29 +121,20 @@ def test_plan_takes_all_modes_of_a_prompt_together():
     (Prompt(question_id=i, task='qa', turns=('a',)), (i,)) for i in range(2)
   ]
   jobs = benchmark_run.plan(prompts, 'xyz', 2)
-  assert [
-    ''.join(job.mode for job in jobs[i : i + 3]) for i in (0, 3, 6, 9)
-  ] == [
-    'xyz',
-    'yzx',
-    'yzx',
-    'zxy',
-  ]
+  found = [''.join(job.mode for job in jobs[i : i + 3]) for i in (0, 3, 6, 9)]
+  assert found == ['xyz', 'yzx', 'yzx', 'zxy']
   assert [job.repeat for job in jobs[::3]] == [0, 0, 1, 1]
   assert [job.token_ids for job in jobs[::3]] == [(0,), (1,), (0,), (1,)]
 
 
 def test_picture_of_more_modes_than_colors():
   names = [f'mode {i}' for i in range(20)]
-  records = [record(1, name) for name in names]
-  summary = benchmark_report.summarize(records, names, is_greedy=True)
+  summary = summarize([record(1, name) for name in names], *names)
   assert benchmark_plot.draw(summary, 'title').startswith(b'\x89PNG')
 
 
 def test_picture_of_a_single_mode_without_figures():
-  summary = benchmark_report.summarize(
-    [record(1, 'chain', decode_seconds=0.0)], ['chain'], is_greedy=True
-  )
+  summary = summarize([record(1, 'chain', decode_seconds=0.0)], 'chain')
   assert summary['chain']['tokens_per_second'] is None
   assert benchmark_plot.draw(summary, 'title').startswith(b'\x89PNG')
   assert 'chain' in benchmark_report.table(summary)

@@ -49,11 +49,7 @@ def write_tree(cache, token_ids, parents, depths):
 @jax.jit
 def prefill(token_ids):
   _, cache = decoder.forward(
-    PARAMS,
-    CONFIG,
-    token_ids,
-    new_cache(1),
-    starts=jnp.zeros(1, jnp.int32),
+    PARAMS, CONFIG, token_ids, new_cache(1), starts=jnp.zeros(1, jnp.int32)
   )
   return cache
 
@@ -111,29 +107,11 @@ def test_any_sequence_equals_prefill(sequence):
     padded = jnp.asarray([expected + [0] * (LIMIT - len(expected))])
     reference = prefill(padded)
     for got, want in zip(
-      cache.keys + cache.values,
-      reference.keys + reference.values,
-      strict=True,
+      cache.keys + cache.values, reference.keys + reference.values, strict=True
     ):
       np.testing.assert_allclose(
-        got[row, :, : len(expected)],
-        want[0, :, : len(expected)],
-        atol=2e-5,
+        got[row, :, : len(expected)], want[0, :, : len(expected)], atol=2e-5
       )
-
-
-def test_extend_is_the_commit_of_a_chain():
-  cache = new_cache()
-  token_ids = jnp.arange(BATCH * NUM_NODES).reshape(BATCH, NUM_NODES)
-  parents = jnp.tile(jnp.arange(NUM_NODES) - 1, (BATCH, 1))
-  depths = jnp.tile(jnp.arange(NUM_NODES), (BATCH, 1))
-  cache = write_tree(cache, token_ids, parents, depths)
-  num_kept = jnp.asarray([0, 3], jnp.int32)
-  by_path = commit(cache, depths, num_kept)
-  by_length = dense.extend(cache, num_kept)
-  assert by_path.kv_lengths.tolist() == by_length.kv_lengths.tolist() == [0, 3]
-  for got, want in zip(by_length.keys, by_path.keys, strict=True):
-    np.testing.assert_array_equal(got[1, :, :3], want[1, :, :3])
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

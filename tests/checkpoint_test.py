@@ -320,11 +320,7 @@ def test_rope_scaling_is_that_of_a_declared_one(
 @pytest.mark.parametrize(
   ('family', 'entries', 'message'),
   [
-    (
-      'llama',
-      {'factor': 4.0},
-      "rope_type='default' cannot be given to a mod",
-    ),
+    ('llama', {'factor': 4.0}, "rope_type='default' cannot be given to a mod"),
     ('llama', {**YARN, 'rope_type': 'llama3'}, "rope_type='llama3' cannot be"),
     ('llama', {**YARN, 'factor': 1.0}, 'factor=1.0 must be more than 1'),
     ('llama', {**YARN, 'factor': '4'}, "factor='4' must be a positive number"),
@@ -429,5 +425,3 @@ def test_paths_that_are_no_model(tmp_path):
     ss.load(tmp_path / 'notes.txt')
   with pytest.raises(ss.UserError, match=r"no model '.*/nowhere'"):
     ss.load(tmp_path / 'nowhere')
-  with pytest.raises(ss.UserError, match=r'config\.json is missing'):
-    ss.load(tmp_path)

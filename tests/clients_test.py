@@ -54,8 +54,7 @@ def run(folder, *command):
 
 
 @pytest.mark.parametrize(
-  'library',
-  ['litellm', 'langchain_openai', 'instructor', 'pydantic_ai', 'llm'],
+  'library', ['litellm', 'langchain_openai', 'instructor', 'pydantic_ai', 'llm']
 )
 def test_libraries_get_what_they_ask_for(library, address, tmp_path):
   skip_without(library)

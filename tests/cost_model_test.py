@@ -187,8 +187,7 @@ def test_sizes_have_to_be_declared():
   few = [m for m in measurements() if m.part != 'plain']
   with pytest.raises(errors.UserError, match='plain was measured at 1 points'):
     measured.fit(
-      KEY,
-      few + [Measurement(part='plain', num_rows=1, seconds=0.1)] * 2,
+      KEY, few + [Measurement(part='plain', num_rows=1, seconds=0.1)] * 2
     )
 
 

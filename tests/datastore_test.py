@@ -26,6 +26,7 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 TOKENIZER = engine_cases.TARGET.tokenizer
 OWN = np.array([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 6, 1, 2, 3])
 TEXTS = [[1, 2, 3, 4, 7], [1, 2, 3, 4, 8], [9, 2, 3, 5, 5]]
+STORE = TokenStore.of_texts(TEXTS, TOKENIZER)
 GOLDEN = {
   (4,): 0.75,
   (4, 7): 0.375,
@@ -52,15 +53,13 @@ def paths(tree):
 
 
 def test_golden_suffix_array():
-  store = TokenStore.of_texts(TEXTS, TOKENIZER)
   expected = [17, 5, 11, 0, 6, 1, 7, 13, 2, 8, 14, 3, 9, 16, 15, 4, 10, 12]
-  assert store.suffixes.tolist() == expected
+  assert STORE.suffixes.tolist() == expected
 
 
 @pytest.mark.parametrize('num_nodes', [1, 5, 9])
 def test_golden_merge(num_nodes):
-  store = TokenStore.of_texts(TEXTS, TOKENIZER)
-  tree = make_drafter(store=store).tree(OWN, num_nodes)
+  tree = make_drafter(store=STORE).tree(OWN, num_nodes)
   found = dict(zip(paths(tree), tree.probs, strict=True))
   assert list(found) == list(GOLDEN)[:num_nodes]
   assert found == pytest.approx(dict(list(GOLDEN.items())[:num_nodes]))
@@ -111,10 +110,7 @@ def test_merge_is_that_of_all_paths(seed):
   text = np.concatenate(random_texts(seed))
   store = TokenStore.of_texts(random_texts(seed + 9), TOKENIZER)
   drafter = make_drafter(store=store)
-  sources = [
-    *continuations.of_own_text(text, 3, 100),
-    drafter._of_others(text),
-  ]
+  sources = [*continuations.of_own_text(text, 3, 100), drafter._of_others(text)]
   best = {}
 
   def walk(counts, prob, path, factor):
@@ -143,8 +139,7 @@ def test_drafts_of_rows():
     slot_generations=np.zeros(4, int),
     page_table=np.zeros((4, 1), int),
   )
-  store = TokenStore.of_texts(TEXTS, TOKENIZER)
-  drafts = make_drafter(store=store).draft(view, np.array([0, 2, 9]), texts)
+  drafts = make_drafter(store=STORE).draft(view, np.array([0, 2, 9]), texts)
   assert drafts.drafts.lengths.tolist() == [0, 2, 9]
   confidences = drafts.drafts.node_confidences()
   np.testing.assert_allclose(confidences[:, 2], list(GOLDEN.values()))
@@ -158,13 +153,12 @@ def test_drafts_of_rows():
 
 
 def test_files_are_the_store(tmp_path):
-  store = TokenStore.of_texts(TEXTS, TOKENIZER)
-  store.save(tmp_path / 'store')
+  STORE.save(tmp_path / 'store')
   opened = TokenStore.open(tmp_path / 'store')
   assert isinstance(opened.tokens, np.memmap)
   assert opened.tokens.dtype == np.uint16
   for name in ('tokens', 'suffixes'):
-    np.testing.assert_array_equal(getattr(opened, name), getattr(store, name))
+    np.testing.assert_array_equal(getattr(opened, name), getattr(STORE, name))
   tree = make_drafter(store=opened).tree(OWN, 9)
   assert paths(tree) == list(GOLDEN)
   opened.check('target', TOKENIZER)
@@ -180,14 +174,13 @@ def test_bad_stores_are_refused(tmp_path):
       TokenStore.of_texts(texts, TOKENIZER)
   with pytest.raises(errors.UserError, match='no whole store'):
     TokenStore.open(tmp_path)
-  store = TokenStore.of_texts(TEXTS, TOKENIZER)
-  store.save(tmp_path)
+  STORE.save(tmp_path)
   path = tmp_path / 'suffixes.npy'
   path.write_bytes(path.read_bytes()[:-4])
   with pytest.raises(errors.UserError, match='no whole store'):
     TokenStore.open(tmp_path)
   other = TokenStore(
-    tokens=store.tokens, suffixes=store.suffixes, vocabulary={'size': 5}
+    tokens=STORE.tokens, suffixes=STORE.suffixes, vocabulary={'size': 5}
   )
   with pytest.raises(errors.UserError, match='another vocabulary than that of'):
     engine_cases.make_engine(Datastore(store=other))

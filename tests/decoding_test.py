@@ -1,7 +1,6 @@
 """The host loop: exactness, rows that come and go, stops, statistics."""
 
 import functools
-import itertools
 import pathlib
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import jax
 import numpy as np
 import programs
 import pytest
-from decoding_cases import CONFIG, request_of, requests_of, run
+from decoding_cases import CONFIG, assert_same, request_of, requests_of, run
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
@@ -49,9 +48,8 @@ def plain_of(num_requests):
 
 def test_plain_decoding_equals_prefill_for_each_token():
   for request in requests_of(3, max_new_tokens=16):
-    assert run(ss.Decoder(TARGET), [request])[0].token_ids == plain_tokens(
-      request
-    )
+    (result,) = run(ss.Decoder(TARGET), [request])
+    assert result.token_ids == plain_tokens(request)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +81,7 @@ def test_all_steps_have_one_width_on_gpus(monkeypatch, draft, tree):
     engine._target.narrows = False
     widths = {flat.num_tokens for flat in engine.sizes.all_mixed()}
     assert min(widths) == engine.sizes.plain(1, 512).num_tokens == 16
-  for got, want in zip(run(decoder, requests), plain_of(3), strict=True):
-    assert got.token_ids == want.token_ids
+  assert_same(run(decoder, requests), plain_of(3))
 
 
 def test_perfect_draft_accepts_everything():
@@ -110,14 +107,10 @@ DRAWS = [
 
 def assert_follows_distribution(results, table):
   """Chi-square over all sequences that a table of 3 tokens draws as DRAWS."""
-  size, length = 3, 3
-  counts = np.zeros((size,) * length)
+  counts = np.zeros((3, 3, 3))
   for result in results:
     counts[result.token_ids] += 1
-  expected = np.zeros_like(counts)
-  for tokens in itertools.product(range(size), repeat=length):
-    steps = zip((0, *tokens), tokens, strict=False)
-    expected[tokens] = len(DRAWS) * np.prod([table[a, b] for a, b in steps])
+  expected = table[0][:, None, None] * table[:, :, None] * table * len(DRAWS)
   statistic = ((counts - expected) ** 2 / expected).sum()
   # 26 degrees of freedom; chance exceeds 69 once in 10^5.
   assert statistic < 69
@@ -126,14 +119,9 @@ def assert_follows_distribution(results, table):
 @pytest.mark.parametrize('draft', ['none', 'model'])
 def test_sampled_sequences_follow_the_target_distribution(draft):
   """Chi-square over all sequences of three tokens, through the whole loop."""
-  size = 3
-  table = markov_table(size, seed=0)
-  target = testing.table_model(table)
-  drafts = {
-    'none': None,
-    'model': testing.table_model(markov_table(size, seed=5)),
-  }
-  decoder = ss.Decoder(target, drafts[draft], batch_size=64)
+  table = markov_table(3, seed=0)
+  drafts = {'none': None, 'model': testing.table_model(markov_table(3, seed=5))}
+  decoder = ss.Decoder(testing.table_model(table), drafts[draft], batch_size=64)
   assert_follows_distribution(run(decoder, DRAWS), table)
 
 
@@ -264,7 +252,7 @@ def test_hot_loop_reads_nothing_implicitly():
   expected = run(decoder, requests)
   with jax.transfer_guard_device_to_host('disallow'):
     got = run(decoder, requests)
-  assert [r.token_ids for r in got] == [r.token_ids for r in expected]
+  assert_same(got, expected)
 
 
 @pytest.mark.parametrize(
@@ -311,17 +299,14 @@ def test_one_iterator_at_a_time():
 
 
 @pytest.mark.parametrize(
-  ('num_devices', 'draft'),
-  [(2, 'prompt_lookup'), (4, 'sharded')],
+  ('num_devices', 'draft'), [(2, 'prompt_lookup'), (4, 'sharded')]
 )
 def test_tensor_parallel_decoding_gives_the_same_tokens(num_devices, draft):
   devices = jax.devices()[:num_devices]
   sharded = testing.random_model(CONFIG, seed=0, devices=devices)
-  requests = requests_of(3)
-  expected = [r.token_ids for r in run(ORACLE, requests)]
   draft = {**DRAFTS, 'sharded': sharded}[draft]
   decoder = ss.Decoder(sharded, draft, batch_size=2)
-  assert [r.token_ids for r in run(decoder, requests)] == expected
+  assert_same(run(decoder, requests_of(3)), plain_of(3))
 
 
 def test_generate_and_stream():
@@ -415,16 +400,21 @@ print('done')
 """
 
 
-def test_a_program_may_leave_iterators():
+def run_code(code):
+  """Returns status, output and complaints of a new Python."""
   done = subprocess.run(
-    [sys.executable, '-c', LEFT],
+    [sys.executable, '-c', code],
     cwd=pathlib.Path(__file__).parent,
     env={**programs.environment(), 'PYTHONPATH': str(programs.ROOT)},
     capture_output=True,
     text=True,
     check=False,
   )
-  assert (done.returncode, done.stdout, done.stderr) == (0, 'done\n', '')
+  return done.returncode, done.stdout, done.stderr
+
+
+def test_a_program_may_leave_iterators():
+  assert run_code(LEFT) == (0, 'done\n', '')
 
 
 LAST = """
@@ -444,11 +434,4 @@ weakref.finalize(left_iterators, print, 'finalized')
 
 
 def test_iterators_are_closed_before_finalizers_take_traces_apart():
-  done = subprocess.run(
-    [sys.executable, '-c', LAST],
-    env={**programs.environment(), 'PYTHONPATH': str(programs.ROOT)},
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  assert done.stdout == 'closed\nfinalized\n'
+  assert run_code(LAST) == (0, 'closed\nfinalized\n', '')

@@ -141,9 +141,7 @@ def test_packed_rows_are_independent(architecture):
         packed[i, prefix_place], single[:size], atol=1e-4
       )
       np.testing.assert_allclose(
-        packed[i, place],
-        single[size : size + len(part.token_ids)],
-        atol=1e-4,
+        packed[i, place], single[size : size + len(part.token_ids)], atol=1e-4
       )
 
 

@@ -53,12 +53,6 @@ def test_tokens_of_accepted_drafts_are_there_already():
   assert draft_prefill.num_unread_tokens(view_of([13]), GENERATIONS) == 3
 
 
-def test_another_request_in_the_slot_misses_everything():
-  draft_prefill = DraftPrefill(BUCKETS)
-  step(draft_prefill, [7], [2])
-  assert draft_prefill.num_unread_tokens(view_of([8]), GENERATIONS + 1) == 8
-
-
 def test_rows_share_the_first_forward():
   """With the last known tokens, four rows would have 12 tokens of 10 in it."""
   found = step(DraftPrefill(BUCKETS), [2] * 4, [2] * 4)

@@ -62,6 +62,11 @@ def chain_of(draft, text, features, length=LENGTH):
   return known[len(text) :], np.array(found)
 
 
+def write(directory, weights, layout='sglang', inputs=(1, 3, 4), **switches):
+  sizes = {'inputs': inputs, 'vocab_size': VOCAB_SIZE}
+  cases.write(directory, layout, weights, **sizes, **switches)
+
+
 def head_of(
   tmp_path, target, layout, *, inputs=(1, 3, 4), embedding=None, **switches
 ):
@@ -69,14 +74,7 @@ def head_of(
   stored = weights
   if embedding is not None:
     stored = {**weights, 'embed_tokens.weight': embedding}
-  cases.write(
-    tmp_path,
-    layout,
-    stored,
-    inputs=inputs,
-    vocab_size=VOCAB_SIZE,
-    **switches,
-  )
+  write(tmp_path, stored, layout, inputs, **switches)
   return weights, ss.load(tmp_path, draft_of=target)
 
 
@@ -156,14 +154,10 @@ def test_d2t_may_hold_ids(tmp_path):
   ],
 )
 def test_what_is_not_understood_is_named(tmp_path, changes, message):
-  target = target_of(6)
-  weights = cases.make_weights(WIDTH, VOCAB_SIZE, 3)
-  cases.write(
-    tmp_path, 'sglang', weights, inputs=(1, 3, 4), vocab_size=VOCAB_SIZE
-  )
+  write(tmp_path, cases.make_weights(WIDTH, VOCAB_SIZE, 3))
   change_config(tmp_path, **changes)
   with pytest.raises(errors.UserError, match=message):
-    ss.load(tmp_path, draft_of=target)
+    ss.load(tmp_path, draft_of=target_of(6))
 
 
 @pytest.mark.parametrize(
@@ -175,14 +169,10 @@ def test_what_is_not_understood_is_named(tmp_path, changes, message):
   ],
 )
 def test_weights_that_do_not_fit_are_named(tmp_path, changes, message):
-  target = target_of(6)
-  weights = cases.make_weights(WIDTH, VOCAB_SIZE, 3)
-  weights = {k: v for k, v in {**weights, **changes}.items() if v is not None}
-  cases.write(
-    tmp_path, 'sglang', weights, inputs=(1, 3, 4), vocab_size=VOCAB_SIZE
-  )
+  weights = {**cases.make_weights(WIDTH, VOCAB_SIZE, 3), **changes}
+  write(tmp_path, {k: v for k, v in weights.items() if v is not None})
   with pytest.raises(errors.UserError, match=message):
-    ss.load(tmp_path, draft_of=target)
+    ss.load(tmp_path, draft_of=target_of(6))
   with pytest.raises(errors.UserError, match='load it with draft_of=target'):
     ss.load(tmp_path)
 
@@ -192,9 +182,7 @@ def small_pair(directory, target_devices=(0, 1), draft_devices=(0, 1)):
   """A target, and a head that reads both of its layers."""
   target = target_of(2, target_devices)
   weights = cases.make_weights(WIDTH, VOCAB_SIZE, 2)
-  cases.write(
-    directory, 'sglang', weights, inputs=(1, 2), vocab_size=VOCAB_SIZE
-  )
+  write(directory, weights, inputs=(1, 2))
   devices = jax.devices()[slice(*draft_devices)]
   return weights, target, ss.load(directory, draft_of=target, devices=devices)
 

@@ -27,46 +27,31 @@ PLAIN = ss.Decoder(MODEL, batch_size=4)
 after_a = functools.partial(request_of, (A,), max_new_tokens=20)
 
 
+STOPS_SHOWN = {'include_stop_str_in_output': True}
+SPECIAL_SHOWN = {'skip_special_tokens': False}
+HH_FORCED = {'forced_token_ids': (H, H)}
+
+
 @pytest.mark.parametrize(
   ('sampling', 'text', 'tokens', 'reason'),
   [
     ({}, 'bcdef', 'bcdefgh', None),
-    ({'skip_special_tokens': False}, 'bcdefg', 'bcdefgh', None),
-    ({'include_stop_str_in_output': True}, 'bcdef', 'bcdefgh', None),
-    (
-      {'include_stop_str_in_output': True, 'skip_special_tokens': False},
-      'bcdefgh',
-      'bcdefgh',
-      None,
-    ),
+    (SPECIAL_SHOWN, 'bcdefg', 'bcdefgh', None),
+    (STOPS_SHOWN, 'bcdef', 'bcdefgh', None),
+    ({**STOPS_SHOWN, **SPECIAL_SHOWN}, 'bcdefgh', 'bcdefgh', None),
     ({'stop_token_ids': (D, 4)}, 'bc', 'bcd', D),
-    (
-      {'stop_token_ids': (D,), 'include_stop_str_in_output': True},
-      'bcd',
-      'bcd',
-      D,
-    ),
+    ({'stop_token_ids': (D,), **STOPS_SHOWN}, 'bcd', 'bcd', D),
     ({'stop_token_ids': (H,)}, 'bcdef', 'bcdefgh', None),
     ({'stop_token_ids': (H,), 'ignore_eos': True}, 'bcdef', 'bcdefgh', H),
     ({'stop': ('de',)}, 'bc', 'bcde', 'de'),
-    (
-      {'stop': ('de',), 'include_stop_str_in_output': True},
-      'bcde',
-      'bcde',
-      'de',
-    ),
+    ({'stop': ('de',), **STOPS_SHOWN}, 'bcde', 'bcde', 'de'),
     ({'stop': ('d',), 'stop_token_ids': (D,)}, 'bc', 'bcd', D),
     # Special tokens stop, though the text does not show them.
     ({'stop': ('g',)}, 'bcdef', 'bcdefg', 'g'),
     ({'stop': ('fg',)}, 'bcde', 'bcdefg', 'fg'),
     ({'stop': ('gha',), 'ignore_eos': True}, 'bcdef', 'bcdefgha', 'gha'),
     ({'stop': ('fa',), 'ignore_eos': True}, 'bcde', 'bcdefgha', 'fa'),
-    (
-      {'stop': ('g',), 'include_stop_str_in_output': True},
-      'bcdef',
-      'bcdefg',
-      'g',
-    ),
+    ({'stop': ('g',), **STOPS_SHOWN}, 'bcdef', 'bcdefg', 'g'),
     ({'stop': ('h', 'x'), 'ignore_eos': True}, 'bcdef', 'bcdefgh', 'h'),
     # The first tokens end nothing: the next best one is a.
     ({'min_tokens': 6}, 'bcdef', 'bcdefgh', None),
@@ -75,12 +60,7 @@ after_a = functools.partial(request_of, (A,), max_new_tokens=20)
     ({'min_tokens': 4, 'stop': ('cd', 'ef')}, 'bcd', 'bcdef', 'ef'),
     ({'min_tokens': 3, 'stop': ('cde',)}, 'b', 'bcde', 'cde'),
     ({'min_tokens': 4, 'stop': ('cde',)}, 'bcdef', 'bcdefgh', None),
-    (
-      {'min_tokens': 2, 'forced_token_ids': (H, H)},
-      'abcdef',
-      'hhabcdefgh',
-      None,
-    ),
+    ({**HH_FORCED, 'min_tokens': 2}, 'abcdef', 'hhabcdefgh', None),
   ],
 )
 def test_ends_and_texts(sampling, text, tokens, reason):

@@ -10,10 +10,7 @@ import functools
 import numpy as np
 import pytest
 from decoding_cases import assert_same, request_of, requests_of, run
-from decoding_test import (
-  letters,
-  text_model,
-)
+from decoding_test import letters, text_model
 from engine_cases import (
   CHAINS,
   DRAFTS,

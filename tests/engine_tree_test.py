@@ -79,16 +79,12 @@ def greedy_ranks(paths, root):
 
 
 @pytest.mark.parametrize(
-  ('width', 'branching', 'min_leaf_mass'),
-  [(8, 2, 0.0), (2, 3, 0.6)],
+  ('width', 'branching', 'min_leaf_mass'), [(8, 2, 0.0), (2, 3, 0.6)]
 )
 def test_nodes_are_those_of_the_oracle(width, branching, min_leaf_mass):
   policy = RandomLengths(0)
   engine = table_engine(
-    policy,
-    width=width,
-    branching=branching,
-    min_leaf_mass=min_leaf_mass,
+    policy, width=width, branching=branching, min_leaf_mass=min_leaf_mass
   )
   steps_of = make_sizes().scheduler.buckets.steps_of
   handle = engine.submit(request_of((1, 2), max_new_tokens=50))

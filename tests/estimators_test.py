@@ -21,18 +21,24 @@ from swiftspec_jax.simulator import TreeAcceptance, best_nodes
 BUCKETS = cases.unpadded(256)
 
 
+def show(estimator, step, lengths, accepted, buckets=BUCKETS, **outcome):
+  """Has a step observed; returns its view."""
+  view = cases.make_view(len(lengths), buckets, step=step)
+  estimator.observe(cases.make_outcome(view, lengths, accepted, **outcome))
+  return view
+
+
 def feed(
   estimator, acceptance, num_steps, *, num_rows=64, length=None, first=0
 ):
   """Steps of drafts of `length`, by default of 1 to 7 at random."""
   generator = np.random.default_rng(first)
   for step in range(first, first + num_steps):
-    view = cases.make_view(num_rows, BUCKETS, step=step)
     lengths = generator.integers(1, 8, num_rows)
     if length is not None:
       lengths[:] = length
     accepted = cases.draw_accepted(generator, acceptance, lengths)
-    estimator.observe(cases.make_outcome(view, lengths, accepted))
+    show(estimator, step, lengths, accepted)
 
 
 def pooled(estimator):
@@ -76,8 +82,7 @@ def test_a_whole_draft_is_no_rejection():
   for accepted in (4, 3):
     estimator = ChainEstimator()
     for step in range(20):
-      view = cases.make_view(1, BUCKETS, step=step)
-      estimator.observe(cases.make_outcome(view, [4], [accepted]))
+      show(estimator, step, [4], [accepted])
     rates.append(estimator.acceptance_rate)
   assert rates[0] > 0.95
   assert rates[1] == pytest.approx(0.75, abs=0.02)
@@ -87,10 +92,8 @@ def test_tokens_that_were_not_verified_do_not_count():
   """Item 17."""
   truncated, short = ChainEstimator(), ChainEstimator()
   for step in range(50):
-    view = cases.make_view(1, BUCKETS, step=step)
-    outcome = cases.make_outcome(view, [2], [2], drafted=[7])
-    truncated.observe(outcome)
-    short.observe(cases.make_outcome(view, [2], [2]))
+    show(truncated, step, [2], [2], drafted=[7])
+    show(short, step, [2], [2])
   assert truncated.acceptance_rate == short.acceptance_rate > 0.95
 
 
@@ -121,12 +124,10 @@ def test_positions_may_differ():
   generator = np.random.default_rng(0)
   estimator = ChainEstimator()
   for step in range(300):
-    view = cases.make_view(128, BUCKETS, step=step)
     luck = generator.random(128)
     accepted = (luck[:, None] < survival).sum(axis=1)
     lengths = generator.integers(1, 8, 128)
-    accepted = np.minimum(accepted, lengths)
-    estimator.observe(cases.make_outcome(view, lengths, accepted))
+    show(estimator, step, lengths, np.minimum(accepted, lengths))
   np.testing.assert_allclose(pooled(estimator), survival, atol=0.03)
 
 
@@ -158,11 +159,10 @@ def test_coverage():
   estimator = ChainEstimator()
   generator = np.random.default_rng(0)
   for step in range(300):
-    view = cases.make_view(64, BUCKETS, step=step)
     drafted = np.where(generator.random(64) < 0.5, 4, 0)
     accepted = cases.draw_accepted(generator, 0.7, drafted)
     plan = policies.DraftPlan(lengths=np.full(64, 4))
-    estimator.observe(cases.make_outcome(view, drafted, accepted, plan=plan))
+    view = show(estimator, step, drafted, accepted, plan=plan)
   coverage = estimator.coverage(view)
   assert coverage == pytest.approx(0.5, abs=0.02)
   predicted = 64 + 64 * coverage * pooled(estimator)[:4].sum()
@@ -175,14 +175,9 @@ def test_lookups_that_find_nothing_for_long(make):
   """Coverage stays above 0, and the policy at work."""
   estimator, nothing = make(), np.zeros(1, int)
   asked = policies.DraftPlan(lengths=nothing + 4)
-  ranks = np.full((1, 1), -1)
+  found = {'plan': asked, 'accepted_ranks': np.full((1, 1), -1)}
   for step in range(4000):
-    view = cases.make_view(1, BUCKETS, step=step)
-    estimator.observe(
-      cases.make_outcome(
-        view, nothing, nothing, plan=asked, accepted_ranks=ranks
-      )
-    )
+    view = show(estimator, step, nothing, nothing, **found)
   assert 0 < estimator.coverage(view) < 0.02
   policy = Goodput(cases.LOOKUP_70B, estimator)
   for num_rows in (1, 16):
@@ -194,15 +189,10 @@ def test_steps_without_drafts_change_nothing():
   """Item 21: they are no observation, neither of 0 nor of one half."""
   estimator = ChainEstimator()
   feed(estimator, 0.8, 100)
-  before = pooled(estimator)
+  before, nothing = pooled(estimator), np.zeros(8, int)
   for step in range(100, 1000):
-    view = cases.make_view(8, BUCKETS, step=step)
-    nothing = np.zeros(8, int)
-    estimator.observe(cases.make_outcome(view, nothing, nothing))
-  empty = cases.make_view(0, BUCKETS, step=1000)
-  estimator.observe(
-    cases.make_outcome(empty, np.zeros(0, int), np.zeros(0, int))
-  )
+    show(estimator, step, nothing, nothing)
+  show(estimator, 1000, nothing[:0], nothing[:0])  # no rows
   np.testing.assert_array_equal(pooled(estimator), before)
   # A long rest makes the next observation count more, and brings no prior back.
   feed(estimator, 0.0, 1, num_rows=8, length=1, first=1000)
@@ -220,13 +210,10 @@ def test_rows_that_are_no_evidence_are_left_out():
   """Item 25."""
   estimator, clean = ChainEstimator(), ChainEstimator()
   lengths, accepted = np.array([4, 4]), np.array([3, 0])
+  usable = np.array([True, False])
   for step in range(50):
-    view = cases.make_view(2, BUCKETS, step=step)
-    usable = np.array([True, False])
-    estimator.observe(
-      cases.make_outcome(view, lengths, accepted, is_usable=usable)
-    )
-    clean.observe(cases.make_outcome(view, lengths * usable, accepted * usable))
+    show(estimator, step, lengths, accepted, is_usable=usable)
+    show(clean, step, lengths * usable, accepted * usable)
   np.testing.assert_array_equal(pooled(estimator), pooled(clean))
   unknown = cases.make_view(2, BUCKETS)
   assert estimator.gains(unknown)[0, 1] == pooled(estimator)[0]
@@ -264,7 +251,6 @@ def test_nodes_that_were_left_out_count():
   buckets = cases.unpadded(64, max_length=3)
   generator = np.random.default_rng(0)
   for step in range(300):
-    view = cases.make_view(64, buckets, step=step)
     confidences = -np.sort(-generator.uniform(0, 0.5, (3, 64)), axis=0)
     # Of three children of the root at most one is right.
     drawn = generator.random(64) - confidences.cumsum(axis=0)
@@ -274,11 +260,8 @@ def test_nodes_that_were_left_out_count():
     drafts = policies.Drafts(
       lengths=np.full(64, 3), node_confidences=lambda c=confidences: c
     )
-    estimator.observe(
-      cases.make_outcome(
-        view, lengths, ranks[0] >= 0, drafts=drafts, accepted_ranks=ranks
-      )
-    )
+    found = {'drafts': drafts, 'accepted_ranks': ranks}
+    view = show(estimator, step, lengths, ranks[0] >= 0, buckets, **found)
   gains = estimator.gains(view)[:, 0]
   np.testing.assert_allclose(gains, [3 / 8, 2 / 8, 1 / 8], atol=0.03)
 
@@ -293,7 +276,6 @@ def test_tokens_that_were_left_out_count(threshold, power):
   generator = np.random.default_rng(0)
   everything = np.full(64, 7)
   for step in range(250):
-    view = cases.make_view(64, BUCKETS, step=step)
     truth = generator.beta(1.2, 0.8, (7, 64))
     is_lucky = generator.random((7, 64)) < truth
     drafts = policies.Drafts(lengths=everything, confidences=truth**power)
@@ -301,9 +283,7 @@ def test_tokens_that_were_left_out_count(threshold, power):
     is_wanted = (drafts.confidences >= threshold) | (step % 8 == 0)
     lengths = is_wanted.cumprod(axis=0).sum(axis=0)
     accepted = np.minimum(is_lucky.cumprod(axis=0).sum(axis=0), lengths)
-    estimator.observe(
-      cases.make_outcome(view, lengths, accepted, drafts=drafts)
-    )
+    view = show(estimator, step, lengths, accepted, drafts=drafts)
   assert estimator.acceptance_rate == pytest.approx(0.6, rel=0.05)
   np.testing.assert_allclose(
     pooled(estimator)[:3], 0.6 ** np.arange(1, 4), atol=0.02
@@ -317,19 +297,14 @@ def test_confidence_is_calibrated():
   """A drafter that is too sure of itself is found out."""
   calibration = Calibration()
   generator = np.random.default_rng(0)
-  buckets = cases.unpadded(64)
   for step in range(200):
-    view = cases.make_view(64, buckets, step=step)
     confidences = generator.uniform(0, 1, (7, 64))
     is_lucky = generator.random((7, 64)) < confidences**2
     accepted = is_lucky.cumprod(axis=0).sum(axis=0)
     lengths = generator.integers(1, 8, 64)
     drafts = policies.Drafts(lengths=lengths, confidences=confidences)
-    calibration.observe(
-      cases.make_outcome(
-        view, lengths, np.minimum(accepted, lengths), drafts=drafts
-      )
-    )
+    accepted = np.minimum(accepted, lengths)
+    show(calibration, step, lengths, accepted, drafts=drafts)
   centres = np.arange(0.05, 1, 0.1)
   np.testing.assert_allclose(calibration(centres), centres**2, atol=0.06)
   assert Calibration()(centres) == pytest.approx(centres)
@@ -339,9 +314,7 @@ def test_nodes_are_calibrated():
   """In each halving of the confidence by the mean of its own square."""
   calibration = NodeCalibration()
   generator = np.random.default_rng(0)
-  buckets = cases.unpadded(64)
   for step in range(300):
-    view = cases.make_view(64, buckets, step=step)
     confidences = -np.sort(-generator.uniform(0, 1, (7, 64)), axis=0)
     is_hit = generator.random((7, 64)) < confidences**2
     lengths = generator.integers(1, 8, 64)
@@ -352,15 +325,8 @@ def test_nodes_are_calibrated():
     drafts = policies.Drafts(
       lengths=lengths, node_confidences=lambda c=confidences: c
     )
-    calibration.observe(
-      cases.make_outcome(
-        view,
-        lengths,
-        is_hit.sum(axis=0),
-        drafts=drafts,
-        accepted_ranks=ranks,
-      )
-    )
+    found = {'drafts': drafts, 'accepted_ranks': ranks}
+    show(calibration, step, lengths, is_hit.sum(axis=0), **found)
   # The mean of x^2 over that of x, for x even in [1/2, 1].
   factor = (7 / 24) / (3 / 8)
   found = calibration(np.array([[0.8], [0.3], [0.1]]))[:, 0]
@@ -371,16 +337,14 @@ def test_nodes_are_calibrated():
 
 def test_no_node_gets_past_a_better_one():
   calibration = NodeCalibration()
-  view = cases.make_view(1, cases.unpadded(1, max_length=2))
+  buckets = cases.unpadded(1, max_length=2)
   confidences = np.array([[0.6], [0.4]])
   drafts = policies.Drafts(
     lengths=np.array([2]), node_confidences=lambda: confidences
   )
+  found = {'drafts': drafts, 'accepted_ranks': np.array([[1], [-1]])}
   for _ in range(100):
-    outcome = cases.make_outcome(
-      view, [2], [1], drafts=drafts, accepted_ranks=np.array([[1], [-1]])
-    )
-    calibration.observe(outcome)
+    show(calibration, 0, [2], [1], buckets, **found)
   better, worse = calibration(confidences)[:, 0]
   assert better == worse < 0.2
 
@@ -396,6 +360,7 @@ def test_confidences_that_are_nan_count_as_none(make):
     node_confidences=None if make is ChainEstimator else lambda: confidences,
   )
   estimator = make()
+  ranks = np.array([[-1, 0], [-1, 1]])
   for _ in range(20):
     gains = estimator.gains_of(drafts)
     assert np.isfinite(gains).all()
@@ -403,10 +368,6 @@ def test_confidences_that_are_nan_count_as_none(make):
     assert allocation.allocate(gains, 3).tolist() == [0, 3]
     estimator.observe(
       cases.make_outcome(
-        view,
-        [2, 2],
-        [0, 2],
-        drafts=drafts,
-        accepted_ranks=np.array([[-1, 0], [-1, 1]]),
+        view, [2, 2], [0, 2], drafts=drafts, accepted_ranks=ranks
       )
     )

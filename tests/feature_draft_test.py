@@ -35,7 +35,7 @@ def test_nothing_is_compiled_after_warmup():
     target, draft, tree=TREE, batch_size=3, policy='goodput'
   )
   jax.clear_caches()
-  tree_decoder.warmup(200, MIXED[-1].sampling)
+  tree_decoder.warmup(128, MIXED[-1].sampling)
   with profiling.count_compilations() as compilations:
     results = run(tree_decoder, MIXED)
   assert compilations.count == 0

@@ -66,8 +66,7 @@ def options(checkout):
 def serving(command, checkout, port):
   """Runs a server while it is needed; it has to end without complaint."""
   process = subprocess.Popen(
-    ['bash', '-c', f'exec {command.strip()} --port={port}'],
-    **options(checkout),
+    ['bash', '-c', f'exec {command.strip()} --port={port}'], **options(checkout)
   )
   health = f'http://localhost:{port}/health'
 

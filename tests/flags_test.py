@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import re
 
@@ -38,6 +39,13 @@ def given(**values):
   with flagsaver.flagsaver(**values):
     for name in values:
       absl_flags.FLAGS[name].present = 1
+    yield
+
+
+@contextlib.contextmanager
+def refused(message, **values):
+  """Sets flags with which the block must be refused."""
+  with given(**values), pytest.raises(errors.UserError, match=message):
     yield
 
 
@@ -81,10 +89,8 @@ def test_devices_share_the_tokens_of_long_pages(model):
     (draft,) = shared_flags.load_drafts(target, ['chain']).values()
     assert draft.mesh == target.mesh
     assert engine_flags.sizes().scheduler.page_size == 32
-  with (
-    given(**names, target_devices=3, sequence_devices=2),
-    pytest.raises(errors.UserError, match='=2 does not divide the 3 devices'),
-  ):
+  message = '=2 does not divide the 3 devices'
+  with refused(message, **names, target_devices=3, sequence_devices=2):
     shared_flags.load_target()
 
 
@@ -113,7 +119,7 @@ def test_flags_of_other_modes_are_refused(values, names, message):
   ],
 )
 def test_policies_are_checked_before_anything_is_loaded(policy, names, message):
-  with given(policy=policy), pytest.raises(errors.UserError, match=message):
+  with refused(message, policy=policy):
     policy_flags.check(names)
   with given(policy='fixed_3'):
     policy_flags.check(['autoregressive', 'chain'])
@@ -206,12 +212,9 @@ def test_target_and_draft_are_stretched(model):
       )
       for text in ('yarn', '4.0')
     ),
-    (
-      'serial',
-      {'target': 'x'},
-      'mode serial needs a draft model: give --draft',
-    ),
+    ('serial', {'target': 'x'}, 'mode serial needs a draft model: give --dra'),
     ('async', {'target': 'x'}, 'mode async needs a draft model: give --draft'),
+    ('chain', {'target': 'x'}, 'mode chain needs a draft model: give --draft'),
     (
       'async',
       {'draft': 'x', 'target_devices': 6, 'draft_devices': 3},
@@ -239,21 +242,33 @@ def test_target_and_draft_are_stretched(model):
       '--forced_acceptance has no effect in mode chain; give '
       '--mode=serial|async|forced',
     ),
-    (
-      'serial',
-      {'forced_acceptance': 1.5},
-      'forced_acceptance must be in (0',
-    ),
+    ('serial', {'forced_acceptance': 1.5}, 'forced_acceptance must be in (0'),
     ('serial', {'num_nodes': 0}, 'num_nodes must be from 1 to'),
     ('serial', {'width': 999}, 'width must be from 1 to'),
     ('async', {'num_draft_steps': -1}, 'num_draft_steps must be >= 0'),
+    *(
+      ('prompt_lookup', values, message)
+      for values, message in (
+        (
+          {'temperature': -1.0},
+          'temperature must be finite and >= 0, got -1.0',
+        ),
+        ({'temperature': math.nan}, 'must be finite and >= 0, got nan'),
+        ({'top_k': -1}, 'top_k must be >= 0'),
+        ({'top_p': math.nan}, 'top_p must be in (0, 1], got nan'),
+        ({'max_new_tokens': 0}, 'max_new_tokens must be >= 1'),
+        ({'seed': -1}, 'seed must be in'),
+        ({'prompt_lookup_min': 5}, 'needs 1 <= prompt_lookup_min'),
+        (
+          {'target_devices': 99},
+          '--target_devices=99 need 99 devices, but the',
+        ),
+      )
+    ),
   ],
 )
 def test_what_does_not_fit_is_refused(mode, flags, message):
-  with (
-    given(**flags),
-    pytest.raises(errors.UserError, match=re.escape(message)),
-  ):
+  with refused(re.escape(message), **flags):
     shared_flags.check([mode])
 
 
@@ -289,11 +304,7 @@ def test_config_stands_in_for_what_is_not_given(tmp_path):
   ('changes', 'flags', 'message'),
   [
     ({}, {'target': 'other'}, '--target=other, but .* was made for '),
-    (
-      {},
-      {'target_devices': 3},
-      '--target_devices=3, but .* made for',
-    ),
+    ({}, {'target_devices': 3}, '--target_devices=3, but .* made for'),
     ({'speed': 1}, {}, "unknown key 'speed'; there are target, dtype"),
     ({'width': 'wide'}, {}, "tuned.json: width: .*'wide'"),
     ({'target_devices': 0}, {}, 'tuned.json: target_devices: 0 is not'),
@@ -301,10 +312,7 @@ def test_config_stands_in_for_what_is_not_given(tmp_path):
 )
 def test_wrong_settings_of_a_config(tmp_path, changes, flags, message):
   path = write_config(tmp_path / 'tuned.json', {**SETTINGS, **changes})
-  with (
-    given(config=path, **flags),
-    pytest.raises(errors.UserError, match=message),
-  ):
+  with refused(message, config=path, **flags):
     config_file.apply()
 
 
@@ -322,10 +330,7 @@ def test_files_that_are_no_config(tmp_path, text, message):
   path = tmp_path / 'tuned.json'
   if text is not None:
     path.write_text(text)
-  with (
-    given(config=str(path)),
-    pytest.raises(errors.UserError, match=message),
-  ):
+  with refused(message, config=str(path)):
     config_file.apply()
 
 
@@ -340,10 +345,7 @@ def test_config_that_was_measured_nowhere(tmp_path):
 
 def test_config_of_another_machine(tmp_path):
   path = write_config(tmp_path / 'tuned.json', device_kind='TPU v5e')
-  with (
-    given(config=path),
-    pytest.raises(errors.UserError, match='tuned on TPU v5e devices, here'),
-  ):
+  with refused('tuned on TPU v5e devices, here', config=path):
     config_file.check_device()
 
 

@@ -30,22 +30,6 @@ WEIGHTS = {
   'group_size': None,
   'observer': 'minmax',
 }
-# Name: the config, outputs and inputs of a block, suffix and dtype of scales.
-CASES = {
-  'blocks': (FP8, (20, 12), '_scale_inv', ml_dtypes.bfloat16),
-  'blocks_e8m0': (
-    FP8 | {'scale_fmt': 'ue8m0'},
-    (20, 12),
-    '_scale_inv',
-    ml_dtypes.float8_e8m0fnu,
-  ),
-  'tensor': (
-    {'quant_method': 'fp8', 'activation_scheme': 'static'},
-    (None, None),
-    '_scale',
-    np.float32,
-  ),
-}
 
 
 def compressed(**weights):
@@ -68,7 +52,21 @@ def compressed(**weights):
   }
 
 
-CASES |= {
+# Name: the config, outputs and inputs of a block, suffix and dtype of scales.
+CASES = {
+  'blocks': (FP8, (20, 12), '_scale_inv', ml_dtypes.bfloat16),
+  'blocks_e8m0': (
+    FP8 | {'scale_fmt': 'ue8m0'},
+    (20, 12),
+    '_scale_inv',
+    ml_dtypes.float8_e8m0fnu,
+  ),
+  'tensor': (
+    {'quant_method': 'fp8', 'activation_scheme': 'static'},
+    (None, None),
+    '_scale',
+    np.float32,
+  ),
   'even_blocks': (
     FP8 | {'weight_block_size': [16, 8]},
     (16, 8),

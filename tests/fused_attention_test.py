@@ -1,6 +1,5 @@
 """Rotation, write and attention in one launch, interpreted; oracle in numpy."""
 
-import dataclasses
 import functools
 import re
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import paged_attention_test as paged
 import pytest
+import tree_attention_test as tree_attention
 from attention_oracle import ancestor_mask, assert_close, oracle
 from interpreters import implementations
 
@@ -20,30 +20,11 @@ from kernels_pallas.kv_commit import native as commit_native
 from swiftspec_jax.runtime import sharding as sharding_lib
 
 IMPLEMENTATIONS = implementations(
-  'fused_attention',
-  pallas_gpu=pallas_gpu.Config(block_kv=32, num_splits=3),
+  'fused_attention', pallas_gpu=pallas_gpu.Config(block_kv=32, num_splits=3)
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-  """Sizes as in the kernel's legend."""
-
-  prefix_lengths: tuple[int, ...]
-  num_tokens: int = 5
-  num_groups: int = 3
-  num_kv_heads: int = 2
-  head_dim: int = 32
-  tree_size: int = 5
-  dtype: str = 'float32'
-  window: int | None = None
-
-  @property
-  def options(self):
-    return {'scale': self.head_dim**-0.5, 'window': self.window}
-
-
-CAPACITY = 96
+Case = functools.partial(tree_attention.Case, head_dim=32, capacity=96)
 CASES = {
   # Rows that begin, end and lie at the edge of a block; an empty prefix.
   'edges': Case(prefix_lengths=(0, 27, 32, 60)),
@@ -64,7 +45,7 @@ def arguments(case):
   heads = random.normal(size=shape)
   angles = random.uniform(0, 6, (batch, tokens, case.head_dim // 2))
   cache = random.normal(
-    size=(2, batch, case.num_kv_heads, CAPACITY, case.head_dim)
+    size=(2, batch, case.num_kv_heads, case.capacity, case.head_dim)
   )
   for row, start in enumerate(starts):
     cache[:, row, :, start : start + tokens] = np.nan
@@ -127,12 +108,7 @@ def test_equals_oracle(name, case):
     written(keys, turned[:, :, :, -1], starts),
     written(values, heads[:, :, :, -1], starts),
   )
-  want = oracle(
-    turned[:, :, :, :-1],
-    *want_cache,
-    *seen,
-    **case.options,
-  )
+  want = oracle(turned[:, :, :, :-1], *want_cache, *seen, **case.options)
   assert_close(attended, want, case.dtype)
   keys, values = cache
   assert_close(keys, want_cache[0], case.dtype)

@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 from interpreters import implementations
 
-from kernels_pallas.grouped_matmul import (
-  api,
-  arg_specs,
-  pallas_gpu,
-  pallas_tpu,
-  tiles,
-)
+from kernels_pallas.grouped_matmul import api, arg_specs, pallas_gpu, pallas_tpu
 from swiftspec_jax.runtime import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
@@ -113,13 +107,6 @@ def test_rows_do_not_depend_on_others(name):
   x[20:] = scales[1] = np.nan
   beside = np.asarray(compiled(name)(x, values, scales, chosen))
   np.testing.assert_array_equal(beside[:20], alone[:20])
-
-
-def test_pieces_by_hand():
-  chosen = np.int32([0, 0, 0, 2, 2, 2])
-  firsts, experts = jax.jit(tiles.pieces, static_argnums=(1, 2))(chosen, 3, 4)
-  assert firsts.tolist() == [0, 3, 4, 6, 6]
-  assert experts.tolist() == [0, 2, 2, 2]
 
 
 @pytest.mark.parametrize('axes', [(None, 'expert_ffw'), ('expert_ffw', None)])

@@ -36,12 +36,7 @@ def prompts(tmp_path):
 
 
 def flags_of(model):
-  return (
-    f'--target={model}',
-    f'--draft={model}',
-    '--max_new_tokens=16',
-    *TREE,
-  )
+  return (f'--target={model}', f'--draft={model}', '--max_new_tokens=16', *TREE)
 
 
 def token_ids_of(directory):

@@ -24,7 +24,7 @@ def test_splits_and_adaptive_sizes_are_compiled_by_warmup():
   tree_decoder = ss.Decoder(
     target, draft, tree=tree, batch_size=2, policy='goodput'
   )
-  tree_decoder.warmup(200)
+  tree_decoder.warmup(128)
   with profiling.count_compilations() as compilations:
     results = run(tree_decoder, requests)
   assert compilations.count == 0

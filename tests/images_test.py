@@ -12,13 +12,12 @@ import jax
 import numpy as np
 import PIL.Image
 import pytest
-import serving_cases
 from engine_cases import RandomLengths, make_sizes
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.drafters import engine_drafter, make_drafter, text_only
+from swiftspec_jax.drafters import engine_drafter, make_drafter
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.drafters.models.persistent_trees import PersistentTrees
 from swiftspec_jax.drafters.models.self_draft import SelfDraft
@@ -26,7 +25,6 @@ from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import vision
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.requests import images
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 
 GOLDEN = json.loads(
   pathlib.Path(__file__).with_name('golden').joinpath('images.json').read_text()
@@ -118,10 +116,7 @@ def test_a_decoder_over_pages_reads_images(models):
 
 def drafts_of(models):
   reading = dataclasses.replace(
-    models['text'].config,
-    num_layers=1,
-    feature_layers=(0, 1),
-    feature_dim=64,
+    models['text'].config, num_layers=1, feature_layers=(0, 1), feature_dim=64
   )
   return {
     'lookup': LOOKUP,
@@ -218,27 +213,6 @@ def test_a_draft_is_told_of_the_text_alone(models, parts, seeds):
   for told in listener.texts:
     assert told == [*text, *output][: len(told)]
     assert len(told) > len(text)
-
-
-def test_golden_example():
-  """A prompt of 4 text, 576 image and 5 text places; two drafts stand."""
-  config = SchedulerConfig(
-    buckets=serving_cases.unpadded(1, 3), num_pages=40, max_context=640
-  )
-  is_image = np.zeros((1, 640), bool)
-  is_image[0, 4:580] = True
-  texts = engine_drafter.SlotTexts(
-    token_ids=np.arange(640, dtype=np.int32)[None],
-    slot_generations=np.ones(1, np.int64),
-    page_table=np.zeros((1, 40), np.int32),
-  )
-  listener = Listener()
-  drafter = text_only.TextOnly(listener, config, is_image)
-  for kv_length in (585, 588):
-    view = serving_cases.make_view(1, config.buckets, kv_length=kv_length)
-    drafter.draft(view, np.array([3]), texts)
-  first = [0, 1, 2, 3, 580, 581, 582, 583, 584, 585]
-  assert listener.texts == [first, [*first, 586, 587, 588]]
 
 
 def test_a_draft_model_has_positions_of_its_own(models):

@@ -12,19 +12,16 @@ import decoding_cases
 import jax
 import jax.numpy as jnp
 import ml_dtypes
-import model_cases
 import numpy as np
 import pytest
 from decoding_cases import assert_same, requests_of
-from models_test import step_text
+from models_test import IDS, chain, step_text
 from quantized_weights_test import ODD, oracle
 
 import swiftspec_jax as ss
 from kernels_pallas import int8_products
 from swiftspec_jax import testing
-from swiftspec_jax.models import decoder
 from swiftspec_jax.models import params as params_lib
-from swiftspec_jax.models.cache import dense
 from swiftspec_jax.models.matrices import int8_dynamic, transposed
 from swiftspec_jax.runtime import sharding
 
@@ -143,22 +140,6 @@ def test_weights_do_not_depend_on_the_devices():
   np.testing.assert_allclose(out.scales, scales[0], rtol=1e-6)
 
 
-def logits_of(model):
-  """Returns the logits of a prompt's tokens."""
-
-  @jax.jit
-  def run(params, cache, token_ids):
-    starts = jnp.zeros(1, jnp.int32)
-    hidden, _ = decoder.forward(
-      params, model.config, token_ids, cache, starts=starts
-    )
-    return decoder.unembed(params, model.config, hidden)
-
-  cache = dense.init(model.config, 1, 64, jnp.float32, model.mesh)
-  token_ids = jnp.asarray(model_cases.token_ids()[None])
-  return np.asarray(run(model.params, cache, token_ids))
-
-
 @pytest.mark.parametrize('family', ['llama', 'gemma3_text'])
 def test_logits_are_nearly_those_of_the_plain_model(tmp_path, family):
   testing.write_tiny_checkpoint(tmp_path, family)
@@ -166,7 +147,7 @@ def test_logits_are_nearly_those_of_the_plain_model(tmp_path, family):
   is_tied = family == 'gemma3_text'
   assert quantized(model.params['embedding']) == is_tied
   assert is_tied or quantized(model.params['unembedding'])
-  plain, actual = logits_of(ss.load(tmp_path)), logits_of(model)
+  plain, actual = chain(ss.load(tmp_path), len(IDS)), chain(model, len(IDS))
   assert np.abs(actual - plain).max() < 0.05 * np.abs(plain).max()
 
 
@@ -174,7 +155,7 @@ def test_logits_do_not_depend_on_the_devices():
   """With the same code on all: several have no native kernels."""
   config = dataclasses.replace(CONFIG, kernels='reference')
   one, two = (
-    logits_of(testing.random_model(config, devices=jax.devices()[:count]))
+    chain(testing.random_model(config, devices=jax.devices()[:count]), len(IDS))
     for count in (1, 2)
   )
   np.testing.assert_array_equal(two, one)
