@@ -210,7 +210,7 @@ def test_a_gguf_file_with_damaged_bytes(gguf_file, tmp_path):
   """It loads (a weight has changed) or is refused, but nothing crashes."""
   content = bytearray(gguf_file.read_bytes())
   path = tmp_path / 'damaged.gguf'
-  rng = np.random.default_rng(2)
+  rng = np.random.default_rng(0)
   num_refused = 0
   for place in rng.integers(0, 6000, 30):
     damaged = content.copy()
