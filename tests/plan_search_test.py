@@ -167,13 +167,11 @@ def test_what_a_goal_needs_keeps_the_dtypes():
     assert bandwidth['needed'] > 1.0001 * bandwidth['now']
 
 
-def test_a_measured_step_replaces_its_prediction():
-  """In another context by the same ratio."""
+def test_a_measured_step_changes_other_contexts_by_the_same_ratio():
   choice = next(
     choice for choice in plan_search.choices(ROOMY) if choice.mode == 'async'
   )
   tree = RECORDINGS[0].tree
-  predicted = plan_search.price_of(ROOMY, choice, tree)
   forward = Forward(
     config=TINY,
     num_chips=1,
@@ -181,16 +179,16 @@ def test_a_measured_step_replaces_its_prediction():
     context=ROOMY.context,
     launches=plan_search.launches.counted(None, False).verify,
   )
-  deployment = dataclasses.replace(ROOMY, measured=((forward, 1.5),))
-  price = plan_search.price_of(deployment, choice, tree)
-  assert price.measured == ('target',)
-  assert price.target.total == pytest.approx(1.5 * predicted.target.total)
-  assert price.draft == predicted.draft
-  longer = dataclasses.replace(deployment, context=2 * ROOMY.context)
-  price = plan_search.price_of(longer, choice, tree)
-  unmeasured = dataclasses.replace(longer, measured=())
-  expected = plan_search.price_of(unmeasured, choice, tree)
-  assert price.target.total == pytest.approx(1.5 * expected.target.total)
+  for context in (ROOMY.context, 2 * ROOMY.context):
+    plain = dataclasses.replace(ROOMY, context=context)
+    measured = dataclasses.replace(plain, measured=((forward, 1.5),))
+    predicted, price = (
+      plan_search.price_of(deployment, choice, tree)
+      for deployment in (plain, measured)
+    )
+    assert price.measured == ('target',)
+    assert price.target.total == pytest.approx(1.5 * predicted.target.total)
+    assert price.draft == predicted.draft
 
 
 def test_acceptance_of_chains():
