@@ -8,6 +8,7 @@ ones in every dtype, not only where rounding happens to hide the order of sums.
 import dataclasses
 import functools
 
+import decoding_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,24 +17,21 @@ from decoding_cases import request_of, sizes_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
-from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.cache import dense, paged
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.step import ragged_batch, target_forward
 
-CONFIG = ModelConfig(
-  family='llama',
+CONFIG = dataclasses.replace(
+  decoding_cases.CONFIG,
   vocab_size=263,
   num_layers=2,
   embed_dim=40,
   num_heads=6,
-  num_kv_heads=2,
   head_dim=16,
   ffw_dim=72,
   max_context=128,
-  tie_embeddings=True,
 )
 NUM_KNOWN, NUM_NEW, NUM_NODES = 21, 4, 9
 DTYPES = {
