@@ -53,17 +53,6 @@ def test_weights_are_those_of_the_format(
       assert (layer[name].offsets is None) == is_symmetric
 
 
-def test_logits_of_experts_are_those_of_the_weights(tmp_path):
-  packed, plain = cases.write(
-    tmp_path, 'awq', 'qwen3_moe', group_size=32, **EXPERT_SIZES
-  )
-  model = ss.load(packed, devices=jax.devices()[:2])
-  want = chain(ss.load(plain), 8)
-  np.testing.assert_allclose(chain(model, 8), want, atol=1e-4)
-  narrow = ss.load(packed, dtype='bfloat16')
-  assert np.abs(chain(narrow, 8) - want).max() < 0.1 * np.abs(want).max()
-
-
 def test_matrices_may_be_as_they_were(tmp_path):
   """All of the attention, say; tensors tell, whatever the config names."""
   packed, plain = cases.write(
@@ -83,16 +72,20 @@ def test_matrices_may_be_as_they_were(tmp_path):
   np.testing.assert_array_equal(layer['qkv'].values, other['qkv'].values)
 
 
-def test_logits_are_those_of_the_weights(tmp_path):
-  """In chunks and in a tree, over more devices than kv heads."""
-  packed, plain = cases.write(tmp_path, 'awq', 'qwen2', group_size=32, **SIZES)
-  model = ss.load(packed, devices=jax.devices()[:3])
+@pytest.mark.parametrize(
+  ('family', 'num_devices', 'sizes'),
+  [('qwen2', 3, SIZES), ('qwen3_moe', 2, EXPERT_SIZES)],
+)
+def test_logits_are_those_of_the_weights(tmp_path, family, num_devices, sizes):
+  """In chunks and in a tree, also over more devices than kv heads."""
+  packed, plain = cases.write(tmp_path, 'awq', family, group_size=32, **sizes)
+  model = ss.load(packed, devices=jax.devices()[:num_devices])
   wide = ss.load(plain)
-  np.testing.assert_allclose(chain(model, 8), chain(wide, 8), atol=1e-4)
+  want = chain(wide, 8)
+  np.testing.assert_allclose(chain(model, 8), want, atol=1e-4)
   np.testing.assert_allclose(tree(model), tree(wide), atol=1e-4)
   narrow = ss.load(packed, dtype='bfloat16')
-  difference = np.abs(chain(narrow, 8) - chain(wide, 8)).max()
-  assert difference < 0.1 * np.abs(chain(wide, 8)).max()
+  assert np.abs(chain(narrow, 8) - want).max() < 0.1 * np.abs(want).max()
   # Quantized again it would be other weights.
   with pytest.raises(
     errors.UserError, match='stored as int4 and cannot become'

@@ -160,16 +160,6 @@ def test_greedy_passages_take_the_best_token(rolled):
 largest = jax.jit(top_tokens.largest, static_argnums=1)
 
 
-def test_largest_finds_the_top():
-  logits = np.random.default_rng(1).normal(size=(5, 1000)).astype(np.float32)
-  top = largest(logits, 16)
-  log_probs = special.log_softmax(logits, axis=-1)
-  ids = np.argsort(-log_probs, axis=-1)[:, :16]
-  np.testing.assert_array_equal(top.token_ids, ids)
-  best = np.take_along_axis(log_probs, ids, axis=-1)
-  np.testing.assert_allclose(top.log_probs, best, atol=1e-5)
-
-
 def test_draws_follow_the_distribution():
   num_rows, size = 40_000, 300
   rng = np.random.default_rng(2)
