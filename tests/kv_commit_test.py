@@ -72,11 +72,8 @@ def arguments(case, seed=0, offsets=None):
   for row in path:
     kept = random.choice(case.num_rows, case.num_kept, replace=False)
     row[: case.num_kept] = sorted(kept) if offsets is None else offsets
-  return (
-    list(caches.astype(jnp.dtype(case.dtype))),
-    np.asarray(case.starts, np.int32),
-    path,
-  )
+  caches = list(caches.astype(jnp.dtype(case.dtype)))
+  return caches, np.asarray(case.starts, np.int32), path
 
 
 def oracle(caches, starts, path):

@@ -67,12 +67,9 @@ def test_what_does_not_fit_is_named(tmp_path, changes, message):
 
 def test_int4_of_all_matrices(tmp_path):
   """As llm-compressor packs them, on two devices: experts are no stack then."""
+  kind, sizes = packed_int4_cases.COMPRESSED, {'intermediate_size': 24}
   packed, plain = packed_int4_cases.write(
-    tmp_path,
-    packed_int4_cases.COMPRESSED,
-    'llama4',
-    group_size=8,
-    intermediate_size=24,
+    tmp_path, kind, 'llama4', group_size=8, **sizes
   )
   model = ss.load(packed, devices=jax.devices()[:2])
   assert model.config.weight_dtype == 'int4'

@@ -64,8 +64,7 @@ def test_weights_are_those_of_the_format(tmp_path):
   narrow = ss.load(stored)
   assert narrow.config.weight_dtype == 'mxfp4'
   for layers in zip(
-    *(model.params['layers'] for model in (narrow, half, expected)),
-    strict=True,
+    *(model.params['layers'] for model in (narrow, half, expected)), strict=True
   ):
     for name in ('experts_gate', 'experts_up', 'experts_down'):
       matrix, *weights = (layer[name] for layer in layers)

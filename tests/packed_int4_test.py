@@ -14,6 +14,7 @@ from swiftspec_jax import errors
 
 # What a family has beside its layers is another part of the loader.
 SIZES = {'num_hidden_layers': 1, 'hidden_size': 64, 'intermediate_size': 96}
+ONES = np.ones(48, np.float16)
 EXPERT_SIZES = SIZES | {'moe_intermediate_size': 32}
 
 
@@ -37,14 +38,8 @@ def test_a_word_by_hand():
 def test_weights_are_those_of_the_format(
   tmp_path, kind, family, group_size, is_symmetric, sizes
 ):
-  packed, plain = cases.write(
-    tmp_path,
-    kind,
-    family,
-    group_size=group_size,
-    is_symmetric=is_symmetric,
-    **sizes,
-  )
+  options = {'group_size': group_size, 'is_symmetric': is_symmetric}
+  packed, plain = cases.write(tmp_path, kind, family, **options, **sizes)
   model = ss.load(packed)
   assert model.config.weight_dtype == 'int4'
   assert_weights(model, ss.load(plain), jnp.int4)
@@ -127,14 +122,10 @@ def test_what_is_not_understood_is_named(tmp_path, kind, changes, message):
   ('name', 'tensor', 'message'),
   [
     ('mlp.up_proj.qweight', None, 'up_proj.qweight is missing'),
-    (
-      'mlp.up_proj.scales',
-      np.ones((1, 48), np.float16),
-      r'has shape \(1, 48\)',
-    ),
+    ('mlp.up_proj.scales', ONES[None], r'has shape \(1, 48\)'),
     ('mlp.up_proj.g_idx', np.zeros(32, np.int32), 'inputs in another order'),
-    ('mlp.up_proj.bias', np.ones(48, np.float16), 'bias is not zero'),
-    ('mlp.up_proj.bias', np.zeros(48, np.float16), None),
+    ('mlp.up_proj.bias', ONES, 'bias is not zero'),
+    ('mlp.up_proj.bias', 0 * ONES, None),
   ],
 )
 def test_tensors_that_do_not_fit_are_named(tmp_path, name, tensor, message):

@@ -33,10 +33,7 @@ IMPLEMENTATIONS = implementations(
 )
 for _name, _config in (
   ('unsplit', pallas_gpu.Config(block_rows=16, block_columns=32)),
-  (
-    'uneven',
-    pallas_gpu.Config(block_rows=16, block_columns=64, num_splits=5),
-  ),
+  ('uneven', pallas_gpu.Config(block_rows=16, block_columns=64, num_splits=5)),
 ):
   IMPLEMENTATIONS[f'pallas_gpu_{_name}'] = functools.partial(
     IMPLEMENTATIONS['pallas_gpu'], config=_config

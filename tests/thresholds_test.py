@@ -49,14 +49,8 @@ def oracle(row, top_k, top_p):
     kth = -np.inf
   if top_p is None or top_p == ALL:
     return kth
-  kept = sorted(
-    (
-      pair
-      for pair in zip(row, weights_of(row).tolist(), strict=True)
-      if pair[0] >= kth
-    ),
-    reverse=True,
-  )
+  pairs = zip(row, weights_of(row).tolist(), strict=True)
+  kept = sorted((pair for pair in pairs if pair[0] >= kth), reverse=True)
   goal = np.float32(top_p) * np.float32(sum(w for _, w in kept))
   total = 0
   for logit, weight in kept:

@@ -103,11 +103,8 @@ def test_ids_are_those_of_llama_cpp(name):
 def assert_same_as_llama_cpp(name, tokenizer, path):
   llama_cpp_server = pytest.importorskip('llama_cpp_server')
   peer = llama_cpp_server.Tokenizer(path)
-  texts = [
-    text
-    for text in tokenizer_strings.strings(2500)
-    if not has_other_ids(name, text)
-  ]
+  texts = tokenizer_strings.strings(2500)
+  texts = [text for text in texts if not has_other_ids(name, text)]
   assert len(texts) >= 1000
   for text in texts[:1000]:
     for special in (True, False):
@@ -238,18 +235,14 @@ def byte_level_tokenizer(changes):
     'a b',
   ]  # fmt: skip
   types = [TYPE.NORMAL] * (len(tokens) - 3)
+  types += [TYPE.CONTROL, TYPE.UNKNOWN, TYPE.USER_DEFINED]
   return gguf_tokenizer.from_metadata(
     {
       'general.architecture': 'llama',
       'tokenizer.ggml.model': 'gpt2',
       'tokenizer.ggml.tokens': tokens,
       'tokenizer.ggml.merges': ['b c', 'a b', 'c d', 'ab cd', 'Ã ©'],
-      'tokenizer.ggml.token_type': [
-        *types,
-        TYPE.CONTROL,
-        TYPE.UNKNOWN,
-        TYPE.USER_DEFINED,
-      ],
+      'tokenizer.ggml.token_type': types,
       'tokenizer.ggml.bos_token_id': len(tokens) - 3,
       'tokenizer.ggml.eos_token_id': len(tokens) - 2,
     }
@@ -292,17 +285,15 @@ def test_added_tokens_are_found_in_any_text():
 
 def test_several_spaces_that_gemma_has_tokens_for():
   words = ['  ', '   ', '    ', '▁', 'a', '▁a']
-  types = [TYPE.USER_DEFINED] * 3 + [TYPE.NORMAL] * 3
+  types = small_metadata({})['tokenizer.ggml.token_type'][:259]
+  types += [TYPE.USER_DEFINED] * 3 + [TYPE.NORMAL] * 3
   tokenizer = gguf_tokenizer.from_metadata(
     small_metadata(
       {
         'general.architecture': 'gemma3',
         'tokenizer.ggml.tokens': ['<unk>', '<s>', '</s>', *BYTE_TOKENS, *words],
         'tokenizer.ggml.scores': [-1000.0] * 262 + [-2.0, -3.0, -1.0],
-        'tokenizer.ggml.token_type': small_metadata({})[
-          'tokenizer.ggml.token_type'
-        ][:259]
-        + types,
+        'tokenizer.ggml.token_type': types,
         'tokenizer.ggml.add_space_prefix': False,
       }
     )

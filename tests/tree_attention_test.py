@@ -8,10 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_oracle import ancestor_mask, assert_close, oracle
-from interpreters import (
-  implementations,
-  interpret_tpu,
-)
+from interpreters import implementations, interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas import dispatch
@@ -96,15 +93,8 @@ def arguments(case, seed=0, masks=None):
   lengths = np.asarray(case.prefix_lengths, np.int32)
   depths = masks.sum(axis=2, dtype=np.int32) - 1
   cache = (batch, case.num_kv_heads, case.capacity, case.head_dim)
-  queries = random.normal(
-    size=(
-      batch,
-      case.num_tokens,
-      case.num_kv_heads,
-      case.num_groups,
-      case.head_dim,
-    )
-  )
+  shape = batch, case.num_tokens, *case.num_heads, case.head_dim
+  queries = random.normal(size=shape)
   keys, values = random.normal(size=cache), random.normal(size=cache)
   ends = lengths + case.tree_size
   for row, end in enumerate(ends):
