@@ -153,16 +153,8 @@ def expected(case, arrays, sinks=None):
         own_keys[block, :, row] = keys[place].reshape(shape[1], shape[3])
         own_values[block, :, row] = values[place].reshape(shape[1], shape[3])
   is_token = np.arange(case.size) < num_tokens[:, None]
-  want = oracle(
-    queries,
-    own_keys,
-    own_values,
-    lengths,
-    masks & is_token[:, None],
-    positions,
-    **case.options,
-    sinks=sinks,
-  )
+  rows = own_keys, own_values, lengths, masks & is_token[:, None]
+  want = oracle(queries, *rows, positions, **case.options, sinks=sinks)
   return np.where(is_token[:, :, None, None, None], want, 0)
 
 
@@ -297,15 +289,12 @@ def test_each_device_takes_its_heads_of_a_chain():
   placed[6] = None  # the mask of a chain
   sinks = np.arange(-6, 6, dtype=np.float32)
   sinks = sinks.reshape(case.num_kv_heads, case.num_groups)
+  options = {**case.options, 'sharding': pages, 'sinks': sinks}
   results = {}
   with pltpu.force_tpu_interpret_mode(interpret_tpu()):
     for name in ('pallas_tpu', 'reference'):
       call = functools.partial(
-        api.paged_attention,
-        **case.options,
-        implementation=name,
-        sharding=pages,
-        sinks=sinks,
+        api.paged_attention, implementation=name, **options
       )
       results[name] = jax.jit(call)(*placed)
   want = expected(case, arrays, sinks)

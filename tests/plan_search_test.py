@@ -28,12 +28,8 @@ def test_all_drafts_and_dtypes_are_tried():
   deployment = dataclasses.replace(
     ROOMY, drafts=(DRAFT, small), weight_dtypes=('int8', None)
   )
-  recordings = [
-    *RECORDINGS,
-    recording('async', 0.25),
-    recording('serial', 0.25),
-  ]
-  found, left_out = plan_search.plans(deployment, recordings)
+  rarer = [recording(mode, 0.25) for mode in ('async', 'serial')]
+  found, left_out = plan_search.plans(deployment, [*RECORDINGS, *rarer])
   assert not left_out
   # Drafts, dtypes of target and of draft, kernels, modes.
   assert len({plan.choice for plan in found}) == len(found) == 2 * 4 * 2 * 2
@@ -146,19 +142,12 @@ def test_what_a_goal_needs_keeps_the_dtypes():
   found, _ = plan_search.plans(deployment, RECORDINGS)
 
   def rows_for(target_dtype, draft_dtype):
-    own = [
-      plan
-      for plan in found
-      if plan.choice.weight_dtypes == (target_dtype, draft_dtype)
-    ]
+    dtypes = target_dtype, draft_dtype
+    own = [plan for plan in found if plan.choice.weight_dtypes == dtypes]
     chosen = plan_search.best(own)
     goal = 1.001 * chosen.tokens_per_second
-    return plan_changes.needs(
-      dataclasses.replace(deployment, goal=goal),
-      RECORDINGS,
-      chosen,
-      'throughput',
-    )
+    wanted = dataclasses.replace(deployment, goal=goal)
+    return plan_changes.needs(wanted, RECORDINGS, chosen, 'throughput')
 
   for dtypes in ((None, 'int8'), ('int8', None)):
     (bandwidth,) = (

@@ -38,11 +38,9 @@ def oracle(tokens, drafter):
   sizes=st.sampled_from([(1, 1), (1, 3), (2, 4), (3, 3)]),
 )
 def test_equals_oracle(rows, sizes):
-  drafter = ss.PromptLookup(
-    num_speculative_tokens=5,
-    prompt_lookup_min=sizes[0],
-    prompt_lookup_max=sizes[1],
-  )
+  least, most = sizes
+  ngrams = {'prompt_lookup_min': least, 'prompt_lookup_max': most}
+  drafter = ss.PromptLookup(num_speculative_tokens=5, **ngrams)
   # What lies after the known tokens must not matter.
   token_ids = np.full((2, SIZE), 1, np.int32)
   for row, tokens in zip(token_ids, rows, strict=True):

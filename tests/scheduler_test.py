@@ -17,15 +17,9 @@ BUCKETS = StepBuckets(
 )
 
 
-def make(num_pages=64, max_context=64, page_size=4, buckets=BUCKETS):
-  return Scheduler(
-    SchedulerConfig(
-      buckets=buckets,
-      num_pages=num_pages,
-      max_context=max_context,
-      page_size=page_size,
-    )
-  )
+def make(buckets=BUCKETS, **sizes):
+  sizes = {'num_pages': 64, 'max_context': 64, 'page_size': 4, **sizes}
+  return Scheduler(SchedulerConfig(buckets=buckets, **sizes))
 
 
 def step(scheduler, length=0, accepted=0):

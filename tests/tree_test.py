@@ -30,11 +30,7 @@ EXAMPLE = {
   17: {19: -2.5},
   18: {20: -0.5, 21: -1.5},
 }
-CHAIN_EXAMPLE = {
-  1: {2: -0.75, 3: -1.0},
-  3: {5: -0.125, 6: -1.25},
-  5: {7: -0.5},
-}
+CHAIN_EXAMPLE = {1: {2: -0.75, 3: -1.0}, 3: {5: -0.125, 6: -1.25}, 5: {7: -0.5}}
 CACHE_EXAMPLE = {
   10: {11: -0.5, 12: -1.0},
   11: {13: -1.0, 14: -1.25},
@@ -65,8 +61,7 @@ DRAFT, CHAIN_DRAFT, CACHE_DRAFT = map(
   example_draft, (EXAMPLE, CHAIN_EXAMPLE, CACHE_EXAMPLE)
 )
 grow = tree_oracle.compiled(
-  tree_lib.grow,
-  static_argnames=('draft_fn', 'num_nodes', 'width'),
+  tree_lib.grow, static_argnames=('draft_fn', 'num_nodes', 'width')
 )
 select = tree_oracle.compiled(tree_lib.select, static_argnames='num_nodes')
 best_candidates = tree_oracle.compiled(
@@ -104,9 +99,7 @@ def summary(moved):
 
 def reroot(tree, *token_ids):
   return reroot_program(
-    tree,
-    np.array([token_ids], np.int32),
-    np.array([len(token_ids)], np.int32),
+    tree, np.array([token_ids], np.int32), np.array([len(token_ids)], np.int32)
   )
 
 
@@ -166,10 +159,7 @@ def test_cache_keeps_path_and_subtree():
   rows = np.zeros((1, 1, 32, 1), np.int32)
   rows[0, 0, :12, 0] = [1, 3, 7, *in_rows]
   cache = dense.KVCache(
-    keys=[rows],
-    values=[rows],
-    kv_lengths=np.array([3], np.int32),
-    capacity=32,
+    keys=[rows], values=[rows], kv_lengths=np.array([3], np.int32), capacity=32
   )
   tree, moved = reroot(tree, 12, 15)
   assert summary(moved) == (tree_lib.HIT, [0, 2], [5, 7, 8])
