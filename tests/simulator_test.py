@@ -316,14 +316,10 @@ def test_requests_that_differ():
   mixed = np.array([0.3, 0.95])[np.arange(600) % 2]
   ratios = []
   for acceptance in (mixed, 0.7):
-    own = serve(
-      arrivals, Goodput(COSTS, ChainEstimator()), luck(arrivals, acceptance)
-    )
-    pooled = serve(
-      arrivals,
-      Goodput(COSTS, cases.PooledEstimator()),
-      luck(arrivals, acceptance),
-    )
+    policy = Goodput(COSTS, ChainEstimator())
+    own = serve(arrivals, policy, luck(arrivals, acceptance))
+    policy = Goodput(COSTS, cases.PooledEstimator())
+    pooled = serve(arrivals, policy, luck(arrivals, acceptance))
     ratios.append(latency(own) / latency(pooled))
   assert ratios[0] < 0.97
   assert ratios[1] == pytest.approx(1.0, abs=0.02)
@@ -374,18 +370,13 @@ def test_trees():
     acceptance = TreeAcceptance(
       arrivals.output_tokens, np.full(150, 0.6), 15, seed=0
     )
-    found = {
-      name: latency(serve(arrivals, policy, acceptance, config=config))
-      for name, policy in (
-        ('none', FixedLength()),
-        (3, FixedLength(3)),
-        (15, FixedLength(15)),
-        ('goodput', Goodput(COSTS, TreeEstimator())),
-      )
-    }
-    best = min(found['none'], found[3], found[15])
-    assert found['goodput'] < 1.05 * best
-    assert found['goodput'] < found['none']
+    policies = *map(FixedLength, (0, 3, 15)), Goodput(COSTS, TreeEstimator())
+    *fixed, goodput = (
+      latency(serve(arrivals, policy, acceptance, config=config))
+      for policy in policies
+    )
+    assert goodput < 1.05 * min(fixed)
+    assert goodput < fixed[0]
 
 
 def test_figures():
