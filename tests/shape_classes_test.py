@@ -156,12 +156,8 @@ def _serve(buckets):
     scheduler=dataclasses.replace(sizes.scheduler, buckets=buckets),
     contexts=(engine_cases.MAX_CONTEXT,),
   )
-  engine = Engine(
-    engine_cases.TARGET,
-    ss.PromptLookup(prompt_lookup_min=1),
-    sizes=sizes,
-    policy=FixedLength(3),
-  )
+  lookup, policy = ss.PromptLookup(prompt_lookup_min=1), FixedLength(3)
+  engine = Engine(engine_cases.TARGET, lookup, sizes=sizes, policy=policy)
   requests = requests_of(5, max_new_tokens=20)
   handles = [engine.submit(request) for request in requests]
   shapes = collections.Counter()

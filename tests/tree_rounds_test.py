@@ -88,12 +88,8 @@ def test_caches_equal_a_prefill_after_every_round(mode, draft_seed, changes):
         if slot != tree_lib.NO_SLOT
       }
       some = sorted(paths)[:: len(paths) // 3 or 1]
-      check_cache(
-        engine.drafter.rows._model,
-        state.cache,
-        text[:-1],
-        {row: paths[row] for row in some},
-      )
+      some = {row: paths[row] for row in some}
+      check_cache(engine.drafter.rows._model, state.cache, text[:-1], some)
   if 'prompt_lookup' in changes:
     # More than the draft forwards of a round can have seen.
     assert max(np.diff(lengths)) > 5
