@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import decoding_cases
 import jax
 import jax.numpy as jnp
 import model_cases
@@ -21,13 +22,10 @@ from swiftspec_jax.models.cache import dense
 from swiftspec_jax.models.matrices import quantization
 from swiftspec_jax.runtime import sharding
 
-CONFIG = ss.ModelConfig(
-  family='llama',
+CONFIG = dataclasses.replace(
+  decoding_cases.CONFIG,
   vocab_size=270,
   num_layers=2,
-  embed_dim=32,
-  num_heads=4,
-  num_kv_heads=2,
   head_dim=64,
   ffw_dim=32,
   max_context=128,

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import strategies as st
 from interpreters import implementations, interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kernels_pallas.kv_commit import api, native, pallas_gpu, pallas_tpu
 from kernels_pallas.paged_commit import api as paged_api
 from kernels_pallas.paged_commit import pallas_gpu as paged_gpu
+from swiftspec_jax.runtime import sharding
 
 pytestmark = pytest.mark.usefixtures('no_races')
 
@@ -72,11 +72,8 @@ def arguments(case, seed=0, offsets=None):
   for row in path:
     kept = random.choice(case.num_rows, case.num_kept, replace=False)
     row[: case.num_kept] = sorted(kept) if offsets is None else offsets
-  return (
-    list(caches.astype(jnp.dtype(case.dtype))),
-    np.asarray(case.starts, np.int32),
-    path,
-  )
+  caches = list(caches.astype(jnp.dtype(case.dtype)))
+  return caches, np.asarray(case.starts, np.int32), path
 
 
 def oracle(caches, starts, path):
@@ -141,21 +138,15 @@ def test_windows_that_do_not_fit_at_once():
 def test_each_device_moves_its_heads():
   """The TPU kernel on two simulated devices that share the heads."""
   arrays = arguments(Case())
-  mesh = Mesh(np.asarray(jax.devices()[:2]).reshape(1, 2), ('data', 'model'))
-  sharding = NamedSharding(mesh, PartitionSpec('data', 'model', None, None))
-  placed = [
-    jax.device_put(arrays[0], sharding),
-    *jax.device_put(arrays[1:], NamedSharding(mesh, PartitionSpec())),
-  ]
+  mesh = sharding.make_mesh(jax.devices()[:2])
+  heads = sharding.sharding_of(mesh, ('batch', 'kv_heads', None, None))
+  caches = jax.device_put(arrays[0], heads)
+  others = jax.device_put(arrays[1:], sharding.replicated(mesh))
+  move = functools.partial(
+    api.kv_commit, num_rows=8, implementation='pallas_tpu', sharding=heads
+  )
   with pltpu.force_tpu_interpret_mode(interpret_tpu()):
-    got = jax.jit(
-      functools.partial(
-        api.kv_commit,
-        num_rows=8,
-        implementation='pallas_tpu',
-        sharding=sharding,
-      )
-    )(*placed)
+    got = jax.jit(move)(caches, *others)
   check_equal(got, arrays)
 
 
@@ -182,12 +173,12 @@ def test_rows_move_within_their_pages(implementation, num_devices, monkeypatch):
   caches = list(random.normal(size=(3, *shape)).astype(np.float32))
   sources = np.array([[1, 3, 4, 20], [9, 10, 11, 8]], np.int32)
   targets = np.array([[0, 1, 3, 4], [8, 9, 10, 24]], np.int32)
-  mesh = Mesh(np.asarray(jax.devices()[:num_devices]), ('model',))
-  sharding = NamedSharding(mesh, PartitionSpec(None, None, 'model'))
+  mesh = sharding.make_mesh(jax.devices()[:num_devices])
+  heads = sharding.sharding_of(mesh, (None, None, 'kv_heads'))
   call = functools.partial(
-    paged_api.paged_commit, implementation=implementation, sharding=sharding
+    paged_api.paged_commit, implementation=implementation, sharding=heads
   )
-  got = jax.jit(call)(jax.device_put(caches, sharding), sources, targets)
+  got = jax.jit(call)(jax.device_put(caches, heads), sources, targets)
   for moved, cache in zip(got, caches, strict=True):
     want = np.array(cache).reshape(24, 96)
     is_kept = targets < 24

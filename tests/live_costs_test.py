@@ -130,12 +130,9 @@ def test_the_best_source_is_followed(accepted, share_found, step_seconds, best):
     lengths, source = plan.lengths, 'lookup' if plan.is_lookup else 'model'
     if plan.is_lookup and generator.random() > share_found:
       lengths = np.zeros(1, np.int64)
-    took = costs.predict(
-      1,
-      buckets.computed_tokens(1, 1 + int(lengths.sum())),
-      512,
-      int(source == 'model' and plan.lengths.any()),
-    )
+    num_tokens = buckets.computed_tokens(1, 1 + int(lengths.sum()))
+    num_steps = int(source == 'model' and plan.lengths.any())
+    took = costs.predict(1, num_tokens, 512, num_steps)
     num_accepted = cases.draw_accepted(
       generator, accepted[plan.is_lookup], lengths
     )

@@ -1,4 +1,4 @@
-"""Llama 4: chunks, layers without rotation, and its published layout.
+"""Llama 4 as it is published.
 
 `models_test.py` has what all families are tested for.
 """
@@ -15,38 +15,6 @@ from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
-from swiftspec_jax.config.architecture import Experts, IRope
-from swiftspec_jax.models import layers
-
-
-def test_chunks_end_where_the_next_begin(tmp_path):
-  testing.write_tiny_checkpoint(tmp_path, 'llama4', attention_chunk_size=3)
-  config = ss.load(tmp_path).config
-  ends = layers.window_ends(np.arange(7), config)
-  np.testing.assert_array_equal(ends, [2, 2, 2, 5, 5, 5, 8])
-
-
-def test_queries_grow_with_the_logarithm_of_steps():
-  irope = IRope(nope_layers=(), floor_scale=4, attn_scale=0.5)
-  factors = layers.query_factors(np.array([[0, 2, 3, 10, 11]]), irope)
-  expected = 1 + 0.5 * np.log([1, 1, 2, 3, 4])
-  np.testing.assert_allclose(factors[0], expected, rtol=1e-6)
-
-
-def test_configuration(tmp_path):
-  testing.write_tiny_checkpoint(tmp_path, 'llama4')
-  config = ss.load(tmp_path).config
-  assert config.sliding_layers == (True, False, True)
-  assert (config.ffw_dim, config.sliding_window) == (48, 26)
-  assert config.irope == IRope(nope_layers=(1,), floor_scale=5, attn_scale=0.3)
-  assert config.experts == Experts(
-    num_experts=6,
-    num_active=1,
-    ffw_dim=20,
-    dense_layers=(0,),
-    scales_inputs=True,
-    has_shared=True,
-  )
 
 
 def write_with_tower(directory, **changes):
@@ -99,12 +67,9 @@ def test_what_does_not_fit_is_named(tmp_path, changes, message):
 
 def test_int4_of_all_matrices(tmp_path):
   """As llm-compressor packs them, on two devices: experts are no stack then."""
+  kind, sizes = packed_int4_cases.COMPRESSED, {'intermediate_size': 24}
   packed, plain = packed_int4_cases.write(
-    tmp_path,
-    packed_int4_cases.COMPRESSED,
-    'llama4',
-    group_size=8,
-    intermediate_size=24,
+    tmp_path, kind, 'llama4', group_size=8, **sizes
   )
   model = ss.load(packed, devices=jax.devices()[:2])
   assert model.config.weight_dtype == 'int4'

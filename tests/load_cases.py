@@ -89,14 +89,7 @@ _SIZE = 224  # of a padded text
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'feature_layers'))
-def _forward(params, config, token_ids, before, feature_layers):
-  zeros = jnp.zeros((1, config.num_kv_heads, _SIZE, config.head_dim))
-  cache = dense.KVCache(
-    keys=[zeros] * config.num_layers,
-    values=[zeros] * config.num_layers,
-    kv_lengths=jnp.zeros(1, jnp.int32),
-    capacity=_SIZE,
-  )
+def _forward(params, config, token_ids, cache, before, feature_layers):
   return decoder.forward_with_features(
     params,
     config,
@@ -115,10 +108,9 @@ def read(model, text, before=None, feature_layers=()):
   if before is not None:
     size = before.shape[1]
     before = np.pad(before, ((0, 0), (0, _SIZE - size), (0, 0)))
-  device = model.mesh.devices.flat[0]
-  padded, before = jax.device_put((padded, before), device)
+  cache = dense.init(model.config, 1, _SIZE, jnp.float32, model.mesh)
   hidden, features, cache = _forward(
-    model.params, model.config, padded, before, feature_layers
+    model.params, model.config, padded, cache, before, feature_layers
   )
   size = len(text)
   if features is not None:

@@ -51,24 +51,16 @@ def test_replay_is_the_simulation():
   sizes = engine_cases.make_sizes(drafts=engine_cases.ONE_CONTEXT)
   # The second run has the prompts of the first.
   config = dataclasses.replace(sizes.scheduler, shares_prefixes=False)
-  engine = Engine(
-    engine_cases.TARGET,
-    engine_cases.TARGET,
-    sizes=dataclasses.replace(sizes, scheduler=config),
-  )
+  sizes = dataclasses.replace(sizes, scheduler=config)
+  engine = Engine(engine_cases.TARGET, engine_cases.TARGET, sizes=sizes)
   longest = config.buckets.max_length
   means = {}
   for length, drafts_first in ((0, False), (longest, False), (longest, True)):
     policy = FixedLength(length, drafts_first=drafts_first)
     records = []
     engine.policy = policy
-    real = load_replay.replay(
-      engine,
-      arrivals,
-      requests,
-      load_replay.VirtualTime(COSTS, config.buckets),
-      records.append,
-    )
+    clock = load_replay.VirtualTime(COSTS, config.buckets)
+    real = load_replay.replay(engine, arrivals, requests, clock, records.append)
     always = ChainAcceptance(
       arrivals.output_tokens, np.ones((NUM_REQUESTS, longest)), seed=0
     )

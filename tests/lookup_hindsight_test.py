@@ -110,14 +110,9 @@ def test_an_engine_tells_it():
     LOOKUP, prompt_lookup_min=1, num_speculative_tokens=slot_rows_test.LENGTH
   )
   policy = Recorder(slot_rows_test.LENGTH)
-  engine = Engine(
-    slot_rows_test.MODEL,
-    lookup,
-    sizes=slot_rows_test.CHAINS,
-    policy=policy,
-    looks_up=True,
-    run_ahead=1,
-  )
+  options = {'policy': policy, 'looks_up': True, 'run_ahead': 1}
+  sizes = slot_rows_test.CHAINS
+  engine = Engine(slot_rows_test.MODEL, lookup, sizes=sizes, **options)
   for request in random_requests(8, seed=4):
     policy.outcomes.clear()
     handle = engine.submit(request)
@@ -175,9 +170,7 @@ def test_texts_differ_in_how_often_lookups_find_something():
   assert estimator.coverage(view) == pytest.approx(0.5, abs=0.05)
   for row, share in enumerate((0.9, 0.1)):
     own = dataclasses.replace(
-      view,
-      slots=view.slots[[row]],
-      request_ids=view.request_ids[[row]],
+      view, slots=view.slots[[row]], request_ids=view.request_ids[[row]]
     )
     assert estimator.coverage(own) == pytest.approx(share, abs=0.1)
   unknown = cases.make_view(1, view.buckets, request_ids=[77])

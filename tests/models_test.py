@@ -158,11 +158,9 @@ def test_a_tree_in_pages_equals_a_dense_one(name, tmp_path):
   """Chunks of Llama 4 begin inside of it."""
   model = load_case(name, tmp_path)
   page_size, num_pages = 8, 4
+  context = num_pages * page_size
   sizes = ragged_batch.StepSizes(
-    num_rows=1,
-    num_tokens=NUM_NODES,
-    block_size=NUM_NODES,
-    context=num_pages * page_size,
+    num_rows=1, num_tokens=NUM_NODES, block_size=NUM_NODES, context=context
   )
 
   def batch(start, mask, positions):
@@ -211,15 +209,9 @@ def test_rows_at_different_positions_do_not_meet(name, tmp_path):
   for start in (0, 8, 16):
     chunk, places = prefixes[:, start : start + 8], np.full(3, start, np.int32)
     _, cache = run(model.params, model.config, chunk, cache, places)
-  new = np.stack(
-    [
-      row[start : start + 8]
-      for row, start in zip(prefixes, starts, strict=True)
-    ]
-  )
-
+  pairs = zip(prefixes, starts, strict=True)
+  new = np.stack([row[start : start + 8] for row, start in pairs])
   logits, _ = run(model.params, model.config, new, cache, starts)
-
   for row, start in enumerate(starts):
     alone = chain(model, 8, prefixes[row])[start : start + 8]
     np.testing.assert_allclose(logits[row], alone, atol=2e-5)
@@ -229,7 +221,6 @@ def test_rows_at_different_positions_do_not_meet(name, tmp_path):
 def test_bfloat16_is_close(name, tmp_path):
   wide = chain(load_case(name, tmp_path), 8)
   narrow = chain(load_case(name, tmp_path, dtype=jnp.bfloat16), 8)
-
   assert np.abs(narrow - wide).max() < 0.1 * np.abs(wide).max()
   assert np.abs(narrow - wide).mean() < 0.02 * np.abs(wide).max()
 
@@ -268,7 +259,6 @@ def axis_sizes(model):
 def test_many_devices_equal_one(name, num_devices, tmp_path):
   one = load_case(name, tmp_path)
   many = ss.load(tmp_path, devices=jax.devices()[:num_devices])
-
   # One CPU adds up norms and products in another order.
   np.testing.assert_allclose(chain(many, 8), chain(one, 8), atol=2e-5)
   np.testing.assert_allclose(tree(many), tree(one), atol=2e-5)
@@ -311,24 +301,18 @@ def test_no_weights_travel_between_devices(experts):
     experts=experts,
   )
   model = testing.random_model(config, devices=jax.devices()[:4])
-
   text = step_text(model)
-
   # After the attention and after the feed-forward layer of each layer.
   assert len(re.findall(r' all-reduce(?:-start)?\(', text)) >= 4
   gathered = re.findall(r'= (\S+) all-gather(?:-start)?\(', text)
-  sizes = [
-    math.prod(map(int, dims.split(',')))
-    for result in gathered
-    for dims in re.findall(r'\[([\d,]+)\]', result)
-  ]
+  shapes = re.findall(r'\[([\d,]+)\]', ' '.join(gathered))
+  sizes = [math.prod(map(int, shape.split(','))) for shape in shapes]
   assert all(size <= config.vocab_size for size in sizes), gathered
 
 
 def test_random_weights_are_the_same_on_any_number_of_devices():
   one = testing.random_model(ODD_CONFIG)
   four = testing.random_model(ODD_CONFIG, devices=jax.devices()[:4])
-
   specs = params_lib.param_specs(four.config)
   for alone, padded, spec in zip(
     jax.tree.leaves(transposed.undone(jax.device_get(one.params))),
@@ -344,7 +328,6 @@ def test_random_weights_are_the_same_on_any_number_of_devices():
 
 def test_random_weights_keep_activations_in_range():
   logits = chain(testing.random_model(ODD_CONFIG), len(IDS))
-
   assert 0.1 < logits.std() < 10
 
 
@@ -353,10 +336,8 @@ def test_a_table_model_has_the_distributions_of_its_table():
   table[2, 3] += table[2, 4]
   table[2, 4] = 0
   model = testing.table_model(table)
-
   logits = chain(model, 7, np.arange(7, dtype=np.int32))
   distributions = special.softmax(logits, axis=-1)
-
   np.testing.assert_allclose(distributions, table, atol=1e-6)
   assert distributions[2, 4] == 0
   assert model.tokenizer.encode('abcg') == [0, 1, 2, 6]
@@ -407,7 +388,6 @@ def test_equals_transformers_live(name, seed, tmp_path):
   peer = record_models.load_peer(tmp_path)
   token_ids = np.random.default_rng(seed).integers(0, 262, len(IDS))
   token_ids = token_ids.astype(np.int32)
-
   np.testing.assert_allclose(
     chain(model, len(IDS), token_ids),
     record_models.chain_logits(peer, token_ids),

@@ -82,10 +82,7 @@ def forward(weights, tokens, before):
     ).reshape(size, -1, HEAD_DIM)
     for name in 'qkv'
   )
-  queries, keys = (
-    rotate(queries, np.arange(size)),
-    rotate(keys, np.arange(size)),
-  )
+  queries, keys = (rotate(x, np.arange(size)) for x in (queries, keys))
   attended = attend(queries, keys, values, np.tri(size, dtype=bool))
   x = x + attended @ get('self_attn.o_proj.weight').T
   normed = norm(x, 'post_attention')
@@ -151,12 +148,9 @@ def test_chains_are_those_of_the_oracle(weights, pair_of):
 
 def test_the_target_is_one_of_qwen_2(tmp_path, pair_of):
   """MiMo without its layer, by another name."""
+  values = {'max_position_embeddings': 256, 'rope_theta': 500.0}
   testing.write_tiny_checkpoint(
-    tmp_path,
-    'qwen2',
-    tie_word_embeddings=False,
-    max_position_embeddings=256,
-    rope_theta=500.0,
+    tmp_path, 'qwen2', tie_word_embeddings=False, **values
   )
   same, target = ss.load(tmp_path), pair_of()[0]
   jax.tree.map(np.testing.assert_array_equal, same.params, target.params)

@@ -53,16 +53,6 @@ def write(directory, changes=None):
   return write_pair(directory, 'gpt_oss', quantize, CONFIG, changes, **SIZES)
 
 
-def test_numbers_by_hand():
-  """Byte 0xA3 with exponent 128: 1.5 and -1, doubled."""
-  tensors = {
-    'w_blocks': np.full((1, 1, 1, 16), 0xA3, np.uint8),
-    'w_scales': np.full((1, 1, 1), 128, np.uint8),
-  }
-  numbers = mxfp4.widened(tensors, 'w')
-  assert numbers[0, :, 0].tolist() == [3, -2] * 16
-
-
 def test_weights_are_those_of_the_format(tmp_path):
   """Exactly, as they are stored and widened to bfloat16."""
   stored, plain = write(tmp_path)
@@ -74,8 +64,7 @@ def test_weights_are_those_of_the_format(tmp_path):
   narrow = ss.load(stored)
   assert narrow.config.weight_dtype == 'mxfp4'
   for layers in zip(
-    *(model.params['layers'] for model in (narrow, half, expected)),
-    strict=True,
+    *(model.params['layers'] for model in (narrow, half, expected)), strict=True
   ):
     for name in ('experts_gate', 'experts_up', 'experts_down'):
       matrix, *weights = (layer[name] for layer in layers)

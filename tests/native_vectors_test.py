@@ -35,7 +35,8 @@ needs_sanitizers = pytest.mark.skipif(
   ],
 )
 def test_kernels_are_right_with_other_vectors(target, tmp_path):
-  if target == 'x86-64-v3' and 'avx512_vnni' not in _instructions():
+  cpus = pathlib.Path('/proc/cpuinfo')
+  if target == 'x86-64-v3' and 'avx512_vnni' not in cpus.read_text():
     pytest.skip('tests of the kernels themselves are those of AVX2 here')
   _run(_TESTS, tmp_path, f'-march={target}')
 
@@ -92,7 +93,3 @@ def _run(tests, tmp_path, options, **variables):
 def _library(name):
   command = ['c++', f'-print-file-name={name}']
   return subprocess.check_output(command, text=True).strip()
-
-
-def _instructions() -> str:
-  return pathlib.Path('/proc/cpuinfo').read_text()

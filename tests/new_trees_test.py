@@ -54,11 +54,8 @@ def test_new_trees_take_no_forward_from_others(model):
   state = grow(model, state, [0, 1], 2)
   assert state.tree.num_expanded.tolist() == [1 + 4 + 4, 1 + 4, 0]
   alone = grow(model, roots(model), [1], 2)
-  jax.tree.map(
-    lambda x, y: np.testing.assert_array_equal(x[1], y[1]),
-    state.tree,
-    alone.tree,
-  )
+  second, only = (jax.tree.map(lambda x: x[1], t.tree) for t in (state, alone))
+  jax.tree.map(np.testing.assert_array_equal, second, only)
 
 
 def test_the_token_before_a_root_takes_a_forward(model):

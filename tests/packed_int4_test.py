@@ -14,6 +14,7 @@ from swiftspec_jax import errors
 
 # What a family has beside its layers is another part of the loader.
 SIZES = {'num_hidden_layers': 1, 'hidden_size': 64, 'intermediate_size': 96}
+ONES = np.ones(48, np.float16)
 EXPERT_SIZES = SIZES | {'moe_intermediate_size': 32}
 
 
@@ -37,31 +38,14 @@ def test_a_word_by_hand():
 def test_weights_are_those_of_the_format(
   tmp_path, kind, family, group_size, is_symmetric, sizes
 ):
-  packed, plain = cases.write(
-    tmp_path,
-    kind,
-    family,
-    group_size=group_size,
-    is_symmetric=is_symmetric,
-    **sizes,
-  )
+  options = {'group_size': group_size, 'is_symmetric': is_symmetric}
+  packed, plain = cases.write(tmp_path, kind, family, **options, **sizes)
   model = ss.load(packed)
   assert model.config.weight_dtype == 'int4'
   assert_weights(model, ss.load(plain), jnp.int4)
   for layer in model.params['layers']:
     for name in layer.keys() & MATRICES:
       assert (layer[name].offsets is None) == is_symmetric
-
-
-def test_logits_of_experts_are_those_of_the_weights(tmp_path):
-  packed, plain = cases.write(
-    tmp_path, 'awq', 'qwen3_moe', group_size=32, **EXPERT_SIZES
-  )
-  model = ss.load(packed, devices=jax.devices()[:2])
-  want = chain(ss.load(plain), 8)
-  np.testing.assert_allclose(chain(model, 8), want, atol=1e-4)
-  narrow = ss.load(packed, dtype='bfloat16')
-  assert np.abs(chain(narrow, 8) - want).max() < 0.1 * np.abs(want).max()
 
 
 def test_matrices_may_be_as_they_were(tmp_path):
@@ -83,16 +67,20 @@ def test_matrices_may_be_as_they_were(tmp_path):
   np.testing.assert_array_equal(layer['qkv'].values, other['qkv'].values)
 
 
-def test_logits_are_those_of_the_weights(tmp_path):
-  """In chunks and in a tree, over more devices than kv heads."""
-  packed, plain = cases.write(tmp_path, 'awq', 'qwen2', group_size=32, **SIZES)
-  model = ss.load(packed, devices=jax.devices()[:3])
+@pytest.mark.parametrize(
+  ('family', 'num_devices', 'sizes'),
+  [('qwen2', 3, SIZES), ('qwen3_moe', 2, EXPERT_SIZES)],
+)
+def test_logits_are_those_of_the_weights(tmp_path, family, num_devices, sizes):
+  """In chunks and in a tree, also over more devices than kv heads."""
+  packed, plain = cases.write(tmp_path, 'awq', family, group_size=32, **sizes)
+  model = ss.load(packed, devices=jax.devices()[:num_devices])
   wide = ss.load(plain)
-  np.testing.assert_allclose(chain(model, 8), chain(wide, 8), atol=1e-4)
+  want = chain(wide, 8)
+  np.testing.assert_allclose(chain(model, 8), want, atol=1e-4)
   np.testing.assert_allclose(tree(model), tree(wide), atol=1e-4)
   narrow = ss.load(packed, dtype='bfloat16')
-  difference = np.abs(chain(narrow, 8) - chain(wide, 8)).max()
-  assert difference < 0.1 * np.abs(chain(wide, 8)).max()
+  assert np.abs(chain(narrow, 8) - want).max() < 0.1 * np.abs(want).max()
   # Quantized again it would be other weights.
   with pytest.raises(
     errors.UserError, match='stored as int4 and cannot become'
@@ -134,14 +122,10 @@ def test_what_is_not_understood_is_named(tmp_path, kind, changes, message):
   ('name', 'tensor', 'message'),
   [
     ('mlp.up_proj.qweight', None, 'up_proj.qweight is missing'),
-    (
-      'mlp.up_proj.scales',
-      np.ones((1, 48), np.float16),
-      r'has shape \(1, 48\)',
-    ),
+    ('mlp.up_proj.scales', ONES[None], r'has shape \(1, 48\)'),
     ('mlp.up_proj.g_idx', np.zeros(32, np.int32), 'inputs in another order'),
-    ('mlp.up_proj.bias', np.ones(48, np.float16), 'bias is not zero'),
-    ('mlp.up_proj.bias', np.zeros(48, np.float16), None),
+    ('mlp.up_proj.bias', ONES, 'bias is not zero'),
+    ('mlp.up_proj.bias', 0 * ONES, None),
   ],
 )
 def test_tensors_that_do_not_fit_are_named(tmp_path, name, tensor, message):

@@ -27,14 +27,9 @@ def load(directory, target, changes=(), **switches):
   weights = cases.make_weights(
     CONFIG.embed_dim, CONFIG.vocab_size, 2, **switches
   )
-  cases.write(
-    directory,
-    'speculators',
-    weights,
-    inputs=[i + 1 for i in LAYERS],
-    vocab_size=CONFIG.vocab_size,
-    **switches,
-  )
+  switches |= {'inputs': [i + 1 for i in LAYERS]}
+  switches |= {'vocab_size': CONFIG.vocab_size}
+  cases.write(directory, 'speculators', weights, **switches)
   change_config(directory, **dict(changes))
   return weights, ss.load(directory, draft_of=target)
 

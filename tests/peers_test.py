@@ -87,33 +87,27 @@ def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
   testing.write_tiny_checkpoint(model)
   texts = 'What is rain? ' * 5, 'Name a tree.', 'a'
   prompts = programs.write_prompts(tmp_path, *texts)
+  own = 'autoregressive,prompt_lookup,chain'
+  others = 'hf,hf_prompt_lookup,hf_draft'
   programs.output_of(
     'benchmark',
     f'--target={model}',
     f'--draft={model}',
     f'--prompts={prompts}',
     '--max_new_tokens=60',
-    '--modes=autoregressive,prompt_lookup,chain',
-    '--peers=hf,hf_prompt_lookup,hf_draft',
+    f'--modes={own}',
+    f'--peers={others}',
     f'--output_dir={directory}',
   )
   modes = json.loads((directory / 'summary.json').read_text())['modes']
-  assert list(modes) == [
-    'autoregressive',
-    'prompt_lookup',
-    'chain',
-    'hf',
-    'hf_prompt_lookup',
-    'hf_draft',
-  ]
+  assert list(modes) == [*own.split(','), *others.split(',')]
   for figures in modes.values():
     assert figures['outputs_equal'] is True
     assert figures['tokens_per_second'] > 0
   assert modes['hf']['acceptance_length'] == 1
   assert modes['hf_prompt_lookup']['acceptance_length'] > 1
   assert modes['hf_draft']['acceptance_length'] >= 2  # the target itself
-  for text in (directory / 'results.jsonl').read_text().splitlines():
-    line = json.loads(text)
+  for line in programs.read_lines(directory, 'results.jsonl'):
     # A round gives what it accepts and one token; the last may be cut. Here the
     # prompt gives the first token before any round.
     is_peer = line['mode'].startswith('hf')

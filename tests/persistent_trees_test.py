@@ -30,12 +30,8 @@ SIZES = {
 }
 NUM_PAGES = 25  # one row may own 20
 # Devices of target and draft, whose programs take the longest: they are the
-# first ones, and the same in most modes.
-SPLITS = {
-  'serial': (1, 0),
-  'async': (1, 1),
-  'three': (2, 1),
-}
+# first ones, and the same in most modes. Other tests split the draft.
+SPLITS = {'serial': (1, 0), 'async': (1, 1), 'three': (2, 1)}
 
 
 def make_models(split):
@@ -80,6 +76,7 @@ def make_engine(
     ),
     ('async', 0, {'waits_for_misses': True}),
     ('async', 2, {'looks_up': True}),
+    ('three', 0, {}),
   ],
 )
 def test_outputs_are_those_of_plain_decoding(split, run_ahead, tree):
@@ -92,14 +89,6 @@ def test_outputs_are_those_of_plain_decoding(split, run_ahead, tree):
   assert engine.scheduler.num_preemptions > 0
   assert sum(result.stats.num_accepted for result in results) > 0
   assert_empty(engine, NUM_PAGES)
-
-
-def test_outputs_on_more_devices():
-  """The draft is split in other tests."""
-  target, draft = make_models('three')
-  engine = make_engine(target, draft, RandomLengths(1, share_of_none=0.0))
-  requests = random_requests(8, seed=7)
-  check(requests, serve(engine, requests, seed=7))
 
 
 def arrays_of(cache):

@@ -46,11 +46,7 @@ def test_a_report_of_this_cpu_prices_a_forward(tmp_path):
   read = figures['read']['bytes_per_second']
   product = figures['product bfloat16']['operations_per_second']
   forward = Forward(
-    config=TINY,
-    num_chips=1,
-    num_tokens=4,
-    context=10,
-    launches=launches.VLLM,
+    config=TINY, num_chips=1, num_tokens=4, context=10, launches=launches.VLLM
   )
   seconds = forward_lib.predict(forward, chip)
   # Matrices of two layers and of the logits, norms in float32.
@@ -205,10 +201,7 @@ def test_reports_of_other_chips_are_refused(tmp_path):
     match=r'was measured on NVIDIA H100 80GB HBM3, .* h200 \(NVIDIA H200\)',
   ):
     plan_measured.apply(h200, tmp_path)
-  error = programs.error_of(
-    'plan',
-    '--config=configs/llama3_70b_3b_8xh800.py',
-    f'--measured={tmp_path}',
-    f'--output_dir={tmp_path / "out"}',
-  )
+  flags = f'--measured={tmp_path}', f'--output_dir={tmp_path / "out"}'
+  config = '--config=configs/llama3_70b_3b_8xh800.py'
+  error = programs.error_of('plan', config, *flags)
   assert 'the plan is for h800 (NVIDIA H800)' in error

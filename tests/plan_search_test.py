@@ -28,12 +28,8 @@ def test_all_drafts_and_dtypes_are_tried():
   deployment = dataclasses.replace(
     ROOMY, drafts=(DRAFT, small), weight_dtypes=('int8', None)
   )
-  recordings = [
-    *RECORDINGS,
-    recording('async', 0.25),
-    recording('serial', 0.25),
-  ]
-  found, left_out = plan_search.plans(deployment, recordings)
+  rarer = [recording(mode, 0.25) for mode in ('async', 'serial')]
+  found, left_out = plan_search.plans(deployment, [*RECORDINGS, *rarer])
   assert not left_out
   # Drafts, dtypes of target and of draft, kernels, modes.
   assert len({plan.choice for plan in found}) == len(found) == 2 * 4 * 2 * 2
@@ -146,19 +142,12 @@ def test_what_a_goal_needs_keeps_the_dtypes():
   found, _ = plan_search.plans(deployment, RECORDINGS)
 
   def rows_for(target_dtype, draft_dtype):
-    own = [
-      plan
-      for plan in found
-      if plan.choice.weight_dtypes == (target_dtype, draft_dtype)
-    ]
+    dtypes = target_dtype, draft_dtype
+    own = [plan for plan in found if plan.choice.weight_dtypes == dtypes]
     chosen = plan_search.best(own)
     goal = 1.001 * chosen.tokens_per_second
-    return plan_changes.needs(
-      dataclasses.replace(deployment, goal=goal),
-      RECORDINGS,
-      chosen,
-      'throughput',
-    )
+    wanted = dataclasses.replace(deployment, goal=goal)
+    return plan_changes.needs(wanted, RECORDINGS, chosen, 'throughput')
 
   for dtypes in ((None, 'int8'), ('int8', None)):
     (bandwidth,) = (
@@ -167,13 +156,11 @@ def test_what_a_goal_needs_keeps_the_dtypes():
     assert bandwidth['needed'] > 1.0001 * bandwidth['now']
 
 
-def test_a_measured_step_replaces_its_prediction():
-  """In another context by the same ratio."""
+def test_a_measured_step_changes_other_contexts_by_the_same_ratio():
   choice = next(
     choice for choice in plan_search.choices(ROOMY) if choice.mode == 'async'
   )
   tree = RECORDINGS[0].tree
-  predicted = plan_search.price_of(ROOMY, choice, tree)
   forward = Forward(
     config=TINY,
     num_chips=1,
@@ -181,16 +168,16 @@ def test_a_measured_step_replaces_its_prediction():
     context=ROOMY.context,
     launches=plan_search.launches.counted(None, False).verify,
   )
-  deployment = dataclasses.replace(ROOMY, measured=((forward, 1.5),))
-  price = plan_search.price_of(deployment, choice, tree)
-  assert price.measured == ('target',)
-  assert price.target.total == pytest.approx(1.5 * predicted.target.total)
-  assert price.draft == predicted.draft
-  longer = dataclasses.replace(deployment, context=2 * ROOMY.context)
-  price = plan_search.price_of(longer, choice, tree)
-  unmeasured = dataclasses.replace(longer, measured=())
-  expected = plan_search.price_of(unmeasured, choice, tree)
-  assert price.target.total == pytest.approx(1.5 * expected.target.total)
+  for context in (ROOMY.context, 2 * ROOMY.context):
+    plain = dataclasses.replace(ROOMY, context=context)
+    measured = dataclasses.replace(plain, measured=((forward, 1.5),))
+    predicted, price = (
+      plan_search.price_of(deployment, choice, tree)
+      for deployment in (plain, measured)
+    )
+    assert price.measured == ('target',)
+    assert price.target.total == pytest.approx(1.5 * predicted.target.total)
+    assert price.draft == predicted.draft
 
 
 def test_acceptance_of_chains():

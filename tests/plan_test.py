@@ -166,22 +166,11 @@ CONFIG = dataclasses.replace(_BASE, num_nodes=(4,), num_draft_steps=(1, 3),
 def test_program_plans(tmp_path):
   config, directory = tmp_path / 'config.py', tmp_path / 'results'
   config.write_text(CONFIG)
-  output = programs.output_of(
-    'plan',
-    f'--config={config}',
-    '--num_requests=2',
-    f'--output_dir={directory}',
-  )
+  flags = f'--config={config}', f'--output_dir={directory}'
+  output = programs.output_of('plan', '--num_requests=2', *flags)
   rows, validation, search, rounds, needs, constants = (
     programs.read_lines(directory, f'{name}.jsonl')
-    for name in (
-      'rows',
-      'validation',
-      'search',
-      'rounds',
-      'needs',
-      'constants',
-    )
+    for name in ('rows', 'validation', 'search', 'rounds', 'needs', 'constants')
   )
   # Serial and three splits, with stock and with fused kernels.
   assert len(rows) == 8

@@ -1,8 +1,11 @@
 """Promises of time per token: what policies see of them, and their figures."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import serving_cases as cases
+from simulator_test import requests
 
 from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
@@ -10,15 +13,6 @@ from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.simulator import ChainAcceptance, simulate
 from swiftspec_jax.simulator import arrivals as arrivals_lib
 from swiftspec_jax.simulator.load_metrics import LatencyTarget, LoadRecorder
-
-
-def requests(count, rate, shares, output=40, seed=0):
-  return arrivals_lib.Arrivals(
-    times=arrivals_lib.poisson(rate, count, seed),
-    prompt_tokens=arrivals_lib.draw_lengths(64, 0.5, count, seed, 'prompt'),
-    output_tokens=arrivals_lib.draw_lengths(output, 0.5, count, seed, 'output'),
-    slo_tpots=arrivals_lib.draw_slos(shares, count, seed),
-  )
 
 
 class Watching(FixedLength):
@@ -41,7 +35,10 @@ def test_views_know_promises_and_times():
   config = SchedulerConfig(
     buckets=buckets, num_pages=20, max_context=320, page_size=16
   )
-  arrivals = requests(12, 50.0, {0.02: 1, 0.1: 1})
+  arrivals = dataclasses.replace(
+    requests(50.0, 12, prompt=64, output=40),
+    slo_tpots=arrivals_lib.draw_slos({0.02: 1, 0.1: 1}, 12, 0),
+  )
   policy = Watching()
   luck = ChainAcceptance(arrivals.output_tokens, np.full((12, 2), 0.6), 0)
   simulation = simulate(arrivals, luck, policy, config, cases.EAGLE_8B)

@@ -11,22 +11,14 @@ from swiftspec_jax.cli import prompts
 
 
 def write(path, *lines):
-  path.write_text(
-    ''.join(
-      (line if isinstance(line, str) else json.dumps(line)) + '\n'
-      for line in lines
-    )
-  )
+  texts = (x if isinstance(x, str) else json.dumps(x) for x in lines)
+  path.write_text(''.join(f'{text}\n' for text in texts))
   return path
 
 
 def entry(question_id, **changes):
-  return {
-    'question_id': question_id,
-    'task': 'qa',
-    'turns': ['Why?'],
-    **changes,
-  }
+  others = {'task': 'qa', 'turns': ['Why?'], **changes}
+  return {'question_id': question_id, **others}
 
 
 def test_shipped_prompts_are_ten_of_each_kind():

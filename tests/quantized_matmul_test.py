@@ -14,11 +14,7 @@ import numpy as np
 import pytest
 import scipy.special
 from hypothesis import strategies as st
-from interpreters import (
-  HAS_GPU_INTERPRETER,
-  implementations,
-  interpreting_gpu,
-)
+from interpreters import HAS_GPU_INTERPRETER, implementations, interpreting_gpu
 
 from kernels_pallas import dispatch
 from kernels_pallas.grouped_matmul import pallas_gpu as grouped_gpu

@@ -67,26 +67,19 @@ def rounded(model, weight_dtype):
     'shared_down': (1, config.expert_ffw_dim),
   }
 
+  def round_matrix(weight, unit):
+    values, scales = oracle(weight, weight_dtype, config_lib.group_size(unit))
+    return values * np.repeat(scales, len(weight) // len(scales), axis=0)
+
   def round_weight(name, array):
     if name in ('experts_gate', 'experts_up', 'experts_down'):
-      group_size = config_lib.group_size(array.shape[1])
-      pairs = [
-        oracle(np.asarray(expert), weight_dtype, group_size) for expert in array
-      ]
-      return np.stack(
-        [
-          integers * np.repeat(scales, len(integers) // len(scales), axis=0)
-          for integers, scales in pairs
-        ]
-      )
+      experts = map(np.asarray, array)
+      return np.stack([round_matrix(x, array.shape[1]) for x in experts])
     if name not in inputs:
       return array
     num_in_axes, unit = inputs[name]
     weight = array.reshape(np.prod(array.shape[:num_in_axes]), -1)
-    group_size = config_lib.group_size(unit)
-    integers, scales = oracle(weight, weight_dtype, group_size)
-    scales = np.repeat(scales, len(weight) // len(scales), axis=0)
-    return (integers * scales).reshape(array.shape)
+    return round_matrix(weight, unit).reshape(array.shape)
 
   arrays = transposed.undone(jax.device_get(model.params))
   arrays['layers'] = [
@@ -125,11 +118,8 @@ def test_integers_and_scales(weight_dtype):
   saved = plain.num_bytes - model.num_bytes
   num_weights = 2 * 32 * (8 * 8 + 4 * 8 + 3 * 64)
   # Scales take the rest: four bytes for 32 or 64 inputs.
-  assert (
-    0.8
-    < saved / (num_weights * (4 - tiles.BITS[matrix.values.dtype.name] / 8))
-    < 1
-  )
+  num_bytes = 4 - tiles.BITS[matrix.values.dtype.name] / 8
+  assert 0.8 < saved / (num_weights * num_bytes) < 1
 
 
 @pytest.mark.parametrize('family', FAMILIES)
@@ -183,8 +173,7 @@ def test_sharded_models_are_the_same(config, weight_dtype):
 
 def test_what_is_refused(tmp_path, model):
   with pytest.raises(
-    ss.UserError,
-    match='weight_dtype must be one of int8, int4, float8, int8_',
+    ss.UserError, match='weight_dtype must be one of int8, int4, float8, int8_'
   ):
     ss.load(model, weight_dtype='int3')
   with pytest.raises(

@@ -28,10 +28,7 @@ load = functools.cache(functools.partial(ss.load, weight_dtype='wide'))
 def check(name, prompts, max_new_tokens, **options):
   """Compares with what transformers made of the first prompts."""
   results = ss.generate(
-    load(name),
-    prompts,
-    max_new_tokens=max_new_tokens,
-    **options,
+    load(name), prompts, max_new_tokens=max_new_tokens, **options
   )
   num_ties = 0
   expected_results = GOLDEN[name][: len(prompts)]

@@ -12,12 +12,7 @@ from decoding_cases import assert_same, run
 from distillation_cases import target as tiny_target
 from distillation_cases import write_data
 from eagle3_test import project_features
-from engine_cases import (
-  RandomLengths,
-  assert_empty,
-  make_sizes,
-  results_of,
-)
+from engine_cases import RandomLengths, assert_empty, make_sizes, results_of
 from load_cases import read
 from tree_cases import CONFIG, DEVICES, TREE, requests_of
 
@@ -254,12 +249,8 @@ def good_pair(tmp_path_factory):
     ]
     params = {**target.params, 'layers': layers}
     target = dataclasses.replace(target, params=params)
-    directory = cases.write(
-      tmp_path_factory.mktemp('head'),
-      good_weights(target),
-      width=WIDTH,
-      vocab_size=VOCAB_SIZE,
-    )
+    directory, weights = tmp_path_factory.mktemp('head'), good_weights(target)
+    cases.write(directory, weights, width=WIDTH, vocab_size=VOCAB_SIZE)
     devices = devices[slice(*draft_devices)]
     return target, ss.load(directory, draft_of=target, devices=devices)
 
@@ -316,12 +307,8 @@ def test_the_engine_changes_no_token(good_pair, plain, kind):
 def test_prompts_are_never_late(good_pair):
   """A head has nothing to read of a text, so it drafts in the first step."""
   target, head = good_pair()
-  engine = Engine(
-    target,
-    DRAFTS['trees'](head),
-    sizes=make_sizes(drafts=SIZES),
-    policy=FixedLength(9),
-  )
+  sizes, policy = make_sizes(drafts=SIZES), FixedLength(9)
+  engine = Engine(target, DRAFTS['trees'](head), sizes=sizes, policy=policy)
   late, draft_fn = [], engine.drafter.draft
 
   def draft(view, lengths, texts):
@@ -356,13 +343,9 @@ def test_training_learns_and_its_head_drafts(tmp_path):
   """With teacher forcing over three tokens, as decoding runs it."""
   write_data(tmp_path / 'data', feature_layers=(2,))
   target = tiny_target()
-  runner = trainer.Trainer(
-    TRAINING,
-    target,
-    tmp_path / 'data',
-    tmp_path / 'head',
-    devices=jax.devices()[:1],
-  )
+  folders = tmp_path / 'data', tmp_path / 'head'
+  devices = jax.devices()[:1]
+  runner = trainer.Trainer(TRAINING, target, *folders, devices=devices)
   metrics = list(runner.run())
   for name in ('cross_entropy', 'loss'):  # the distributions are random, too
     assert metrics[-1][name] < 0.8 * metrics[0][name]

@@ -30,13 +30,9 @@ def rounds_of_engine(target, draft, tree):
       drafts = draft_fn(view, lengths, texts)
       trees, size = trees_of(drafts), int(drafts.drafts.lengths[0]) + 1
       outcome = int(trees.outcome[0])
-      found.append(
-        (
-          trees.token_ids[0, :size].tolist(),
-          trees.parents[0, :size].tolist(),
-          None if outcome == types.NO_OUTCOME else outcome,
-        )
-      )
+      outcome = None if outcome == types.NO_OUTCOME else outcome
+      fields = trees.token_ids, trees.parents
+      found.append((*(field[0, :size].tolist() for field in fields), outcome))
       return drafts
 
     engine.drafter.draft = recorded
@@ -51,14 +47,11 @@ def test_swiftspec(mode, draft_seed):
   target, draft = pair(*DEVICES[mode], draft_seed)
   found, output = rounds_of_engine(target, draft, SIZES)
   longest = len(PROMPT) + NUM_TOKENS + 16
+  logits = (reference.logits_fn(model, longest) for model in (target, draft))
+  start, is_async = [*PROMPT, output[0]], mode == 'async'
   rounds = list(
     reference.swiftspec(
-      reference.logits_fn(target, longest),
-      reference.logits_fn(draft, longest),
-      [*PROMPT, output[0]],
-      SIZES,
-      NUM_TOKENS - 1,
-      is_async=mode == 'async',
+      *logits, start, SIZES, NUM_TOKENS - 1, is_async=is_async
     )
   )
   verified = [token_id for round_ in rounds for token_id in round_.verified]

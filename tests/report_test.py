@@ -19,14 +19,9 @@ def write(folder, name, *values):
 
 
 def record(mode, question, tokens, seconds):
-  return {
-    'mode': mode,
-    'question_id': question,
-    'repeat': 0,
-    'new_tokens': tokens,
-    'decode_seconds': seconds,
-    'token_ids': [1, 2],
-  }
+  names = {'mode': mode, 'question_id': question, 'repeat': 0}
+  figures = {'new_tokens': tokens, 'decode_seconds': seconds}
+  return {**names, **figures, 'token_ids': [1, 2]}
 
 
 def benchmark(folder, factor):

@@ -125,20 +125,14 @@ def test_what_asks_for_nothing_changes_nothing(kind, body, table):
 
 
 @pytest.mark.parametrize(
-  ('resource', 'kind'), [('completions', 0), ('chat', 1)]
+  ('resource', 'kind'),
+  [(openai.resources.completions, 0), (openai.resources.chat.completions, 1)],
 )
 def test_the_table_has_all_that_the_client_can_send(resource, kind):
-  resource = getattr(openai.resources, resource)
-  if kind:
-    resource = resource.completions
-  create = resource.Completions.create
+  parameters = inspect.signature(resource.Completions.create).parameters
+  names = {name for name in parameters if not name.startswith('extra_')}
   _, body, table = KINDS[kind]
   of_the_client = {'self', 'timeout'}
-  names = {
-    name
-    for name in inspect.signature(create).parameters
-    if not name.startswith('extra_')
-  }
   assert names - of_the_client - body.keys() - table.keys() == set()
 
 

@@ -22,6 +22,8 @@ SIZES = {
   'intermediate_size': 48,
 }
 YARN = {'factor': 4.0, 'original_max_position_embeddings': 32768}
+# As older files spell it, and as newer ones do.
+OLD_YARN, NEW_YARN = {**YARN, 'type': 'yarn'}, {**YARN, 'rope_type': 'yarn'}
 LONGROPE = {'short_factor': [1.0, 1.1, 1.2, 1.3], 'long_factor': [1, 2, 3, 9]}
 LINEAR = {'type': 'linear', 'factor': 4.0}
 LLAMA3 = {
@@ -46,24 +48,16 @@ def of(family, max_context, rope=None, **changes):
   }
 
 
+OF_QWEN = 131072, [1.0, 0.03162278, 0.000625, 7.905694e-06], 1.1386294
+PLAIN = [1.0, 0.1, 0.01, 0.001]
 # What config.json says; the context that its model card names, or that vLLM
-# derives; frequencies of a head of 8 and attention factor by transformers
+# derives, frequencies of a head of 8 and attention factor by transformers
 # 5.24.0 (`test_transformers_computes_the_same`).
 CASES = {
   # Qwen2.5-7B-Instruct, card, "Processing Long Texts".
-  'yarn': (
-    of('qwen2', 32768, {**YARN, 'type': 'yarn'}, rope_theta=1e6),
-    131072,
-    [1.0, 0.03162278, 0.000625, 7.905694e-06],
-    1.1386294,
-  ),
+  'yarn': (of('qwen2', 32768, OLD_YARN, rope_theta=1e6), OF_QWEN),
   # Qwen3-8B, card: the config.json counts 8,192 tokens of output.
-  'yarn of 32768': (
-    of('qwen3', 40960, {**YARN, 'rope_type': 'yarn'}, rope_theta=1e6),
-    131072,
-    [1.0, 0.03162278, 0.000625, 7.905694e-06],
-    1.1386294,
-  ),
+  'yarn of 32768': (of('qwen3', 40960, NEW_YARN, rope_theta=1e6), OF_QWEN),
   # NousResearch/Yarn-Mistral-7b-128k.
   'yarn, finetuned': (
     of(
@@ -76,15 +70,11 @@ CASES = {
         'original_max_position_embeddings': 8192,
       },
     ),
-    131072,
-    [1.0, 0.1, 0.006874999, 0.000375],
-    1.2772589,
+    (131072, [1.0, 0.1, 0.006874999, 0.000375], 1.2772589),
   ),
   'yarn without an original context': (
     of('llama', 2048, {'rope_type': 'yarn', 'factor': 4.0}),
-    8192,
-    [1.0, 0.1, 0.00625, 0.00025],
-    1.1386294,
+    (8192, [1.0, 0.1, 0.00625, 0.00025], 1.1386294),
   ),
   'yarn with all entries': (
     of(
@@ -101,30 +91,22 @@ CASES = {
       },
       original_max_position_embeddings=4096,
     ),
-    131072,
-    [1.0, 0.1, 0.005817091, 3.125e-05],
-    1.1476935,
+    (131072, [1.0, 0.1, 0.005817091, 3.125e-05], 1.1476935),
   ),
   # lmsys/vicuna-7b-v1.5-16k.
   'linear': (
     of('llama', 4096, LINEAR),
-    16384,
-    [0.25, 0.025, 0.0025, 0.00025],
-    1.0,
+    (16384, [0.25, 0.025, 0.0025, 0.00025], 1.0),
   ),
   # internlm2-chat-7b.
   'dynamic': (
     of('llama', 32768, {'type': 'dynamic', 'factor': 2.0}, rope_theta=1e6),
-    65536,
-    [1.0, 0.02192601, 0.0004807499, 1.054093e-05],
-    1.0,
+    (65536, [1.0, 0.02192601, 0.0004807499, 1.054093e-05], 1.0),
   ),
   # Llama-3.1-8B: max_position_embeddings is the stretched context.
   'llama3': (
     of('llama', 131072, LLAMA3, rope_theta=5e5),
-    131072,
-    [1.0, 0.03760603, 0.000524846, 6.64787e-06],
-    1.0,
+    (131072, [1.0, 0.03760603, 0.000524846, 6.64787e-06], 1.0),
   ),
   # Phi-3-mini-128k-instruct; the same in two spellings.
   'su': (
@@ -134,9 +116,7 @@ CASES = {
       {'type': 'su', **LONGROPE},
       original_max_position_embeddings=4096,
     ),
-    131072,
-    [1.0, 0.05, 0.003333333, 0.0001111111],
-    1.1902381,
+    (131072, [1.0, 0.05, 0.003333333, 0.0001111111], 1.1902381),
   ),
   'longrope, short': (
     of(
@@ -148,56 +128,37 @@ CASES = {
         **LONGROPE,
       },
     ),
-    4096,
-    [1.0, 0.09090909, 0.008333333, 0.0007692308],
-    1.0,
+    (4096, [1.0, 0.09090909, 0.008333333, 0.0007692308], 1.0),
   ),
   # Phi-3-mini-4k-instruct.
   'none': (
     of('llama', 4096, original_max_position_embeddings=4096),
-    4096,
-    [1.0, 0.1, 0.01, 0.001],
-    1.0,
+    (4096, PLAIN, 1.0),
   ),
   # Qwen2-VL: all axes of a text have the same position.
   'mrope': (
     of('qwen2', 32768, {'type': 'mrope', 'mrope_section': [1, 1, 2]}),
-    32768,
-    [1.0, 0.1, 0.01, 0.001],
-    1.0,
+    (32768, PLAIN, 1.0),
   ),
   # gemma-3-4b-it: counts the stretched context.
   'gemma 3': (
     of('gemma3_text', 131072, {'rope_type': 'linear', 'factor': 8.0}),
-    131072,
-    [0.125, 0.003952847, 0.000125, 3.952847e-06],
-    1.0,
+    (131072, [0.125, 0.003952847, 0.000125, 3.952847e-06], 1.0),
   ),
   'rope_parameters': (
-    of(
-      'qwen3',
-      32768,
-      rope_parameters={**YARN, 'rope_type': 'yarn', 'rope_theta': 1e6},
-    ),
-    131072,
-    [1.0, 0.03162278, 0.000625, 7.905694e-06],
-    1.1386294,
+    of('qwen3', 32768, rope_parameters={**NEW_YARN, 'rope_theta': 1e6}),
+    OF_QWEN,
   ),
   'rope_parameters by kind of layer': (
     of(
       'qwen3',
       32768,
-      rope_parameters={
-        FULL: {**YARN, 'rope_type': 'yarn', 'rope_theta': 1e6},
-        SLIDING: LOCAL,
-      },
-      layer_types=['full_attention', 'sliding_attention'],
+      rope_parameters={FULL: {**NEW_YARN, 'rope_theta': 1e6}, SLIDING: LOCAL},
+      layer_types=[FULL, SLIDING],
       sliding_window=16,
       use_sliding_window=True,
     ),
-    131072,
-    [1.0, 0.03162278, 0.000625, 7.905694e-06],
-    1.1386294,
+    OF_QWEN,
   ),
 }
 
@@ -214,7 +175,7 @@ def found(config):
 
 @pytest.mark.parametrize('name', CASES)
 def test_context_and_frequencies(name):
-  values, context, frequencies, attention = CASES[name]
+  values, (context, frequencies, attention) = CASES[name]
   config = read(values)
   assert config.max_context == context
   np.testing.assert_allclose(found(config)[0], frequencies, rtol=1e-5)
@@ -230,7 +191,7 @@ def test_context_and_frequencies(name):
 @pytest.mark.peers
 @pytest.mark.parametrize('name', CASES)
 def test_transformers_computes_the_same(name):
-  values, context, frequencies, attention = CASES[name]
+  values, (context, frequencies, attention) = CASES[name]
   scaling = read(values).rope_scaling
   theirs = transformers.AutoConfig.for_model(**SIZES, **values)
   layer_type = next((k for k in theirs.rope_parameters if k == FULL), None)
@@ -246,58 +207,53 @@ LONGROPE_4 = {'type': 'longrope', **LONGROPE}
 
 
 @pytest.mark.parametrize(
-  ('values', 'message'),
+  ('scaling', 'message'),
   [
-    (of('llama', 64, {'type': 'ntk'}), "unknown rope scaling 'ntk'; supported"),
-    (of('llama', 64, {'type': ['su']}), 'unknown rope scaling .*su'),
+    ({'type': 'ntk'}, "unknown rope scaling 'ntk'; supported"),
+    ({'type': ['su']}, 'unknown rope scaling .*su'),
     # Published with neither of the two names: it would change nothing.
+    ({'factor': 2.0}, "default has no entry 'factor'; it has n"),
+    ({'type': 'dynamic', 'factor': 2.0, 'alpha': 9}, "'alpha'"),
+    ({**LINEAR, 'factor': '4'}, "factor='4' must be a positiv"),
+    ({**LINEAR, 'factor': 0}, 'factor=0 must be a positive num'),
+    ({'type': 'linear'}, 'factor'),
+    ({'type': 'su'}, "longrope needs the entry 'short_factor'"),
     (
-      of('llama', 64, {'factor': 2.0}),
-      "default has no entry 'factor'; it has n",
-    ),
-    (
-      of('llama', 64, {'type': 'dynamic', 'factor': 2.0, 'alpha': 9}),
-      "'alpha'",
-    ),
-    (
-      of('llama', 64, {**LINEAR, 'factor': '4'}),
-      "factor='4' must be a positiv",
-    ),
-    (
-      of('llama', 64, {**LINEAR, 'factor': 0}),
-      'factor=0 must be a positive num',
-    ),
-    (of('llama', 64, {'type': 'linear'}), 'factor'),
-    (
-      of('llama', 64, {'type': 'su'}),
-      "longrope needs the entry 'short_factor'",
-    ),
-    (
-      of('llama', 64, {**LONGROPE_4, 'long_factor': [1.0, 2.0]}),
+      {**LONGROPE_4, 'long_factor': [1.0, 2.0]},
       r'long_factor=\[1.0, 2.0\] must have 4 positive numbers',
     ),
+    ({**OLD_YARN, 'truncate': 1}, 'truncate=1 must'),
+  ],
+)
+def test_what_is_no_scaling_is_refused(scaling, message):
+  with pytest.raises(ss.UserError, match=message):
+    read(of('llama', 64, scaling))
+
+
+@pytest.mark.parametrize(
+  ('family', 'changes', 'message'),
+  [
+    ('llama', {'partial_rotary_factor': 0.5}, "'partial_rotary_factor'"),
     (
-      of('llama', 64, {**YARN, 'type': 'yarn', 'truncate': 1}),
-      'truncate=1 must',
-    ),
-    (of('llama', 64, partial_rotary_factor=0.5), "'partial_rotary_factor'"),
-    (
-      of('gemma3_text', 64, rope_parameters={**LINEAR, 'rope_type': 'linear'}),
+      'gemma3_text',
+      {'rope_parameters': {**LINEAR, 'rope_type': 'linear'}},
       'rope_parameters=.*its entries are for all layers, or under full_att',
     ),
     (
-      of('gemma3_text', 64, rope_parameters={FULL: LOCAL, SLIDING: LINEAR}),
+      'gemma3_text',
+      {'rope_parameters': {FULL: LOCAL, SLIDING: LINEAR}},
       'rope_parameters=.*sliding_attention has the rope_type default',
     ),
     (
-      of('llama', 64, rope_parameters={FULL: None, SLIDING: LOCAL}),
+      'llama',
+      {'rope_parameters': {FULL: None, SLIDING: LOCAL}},
       'rope_parameters=.* is not supported',
     ),
   ],
 )
-def test_what_is_not_supported_is_refused(values, message):
+def test_what_is_not_supported_is_refused(family, changes, message):
   with pytest.raises(ss.UserError, match=message):
-    read(values)
+    read(of(family, 64, **changes))
 
 
 GGUF_YARN = {
@@ -318,21 +274,11 @@ GGUF_YARN = {
     ({'scale_linear': 4.0}, 16384, LINEAR, 16384),
     ({'scaling.factor': 4.0, 'scale_linear': 2.0}, 16384, LINEAR, 16384),
     # Qwen 2.5 and 3, converted before and after the context was edited.
-    (GGUF_YARN, 32768, {**YARN, 'type': 'yarn'}, 131072),
-    (GGUF_YARN, 131072, {**YARN, 'type': 'yarn'}, 131072),
-    (
-      {**GGUF_YARN, 'scaling.finetuned': True},
-      131072,
-      {**YARN, 'type': 'yarn'},
-      131072,
-    ),
+    (GGUF_YARN, 32768, OLD_YARN, 131072),
+    (GGUF_YARN, 131072, OLD_YARN, 131072),
+    ({**GGUF_YARN, 'scaling.finetuned': True}, 131072, OLD_YARN, 131072),
     # llama.cpp takes the context for the original one.
-    (
-      {'scaling.type': 'yarn', 'scaling.factor': 4.0},
-      32768,
-      {**YARN, 'type': 'yarn'},
-      32768,
-    ),
+    ({'scaling.type': 'yarn', 'scaling.factor': 4.0}, 32768, OLD_YARN, 32768),
     (
       {
         **GGUF_YARN,
@@ -343,8 +289,7 @@ GGUF_YARN = {
       },
       32768,
       {
-        **YARN,
-        'type': 'yarn',
+        **OLD_YARN,
         'beta_fast': 16.0,
         'beta_slow': 2.0,
         'mscale': 1.0,
@@ -359,7 +304,7 @@ GGUF_YARN = {
         'scaling.attn_factor': 2.0,
       },
       32768,
-      {**YARN, 'type': 'yarn', 'attention_factor': 3.0},
+      {**OLD_YARN, 'attention_factor': 3.0},
       131072,
     ),
   ],

@@ -108,11 +108,7 @@ def test_times_are_without_those_of_operations_inside():
     times | {('jit_other', 'dot'): 1000},
     {'jit_advance': {'dot': 'products', 'call': 'products', 'while': 'growth'}},
   )
-  assert shares == {
-    'products': 50 / 110,
-    'growth': 50 / 110,
-    'other': 10 / 110,
-  }
+  assert shares == {'products': 50 / 110, 'growth': 50 / 110, 'other': 10 / 110}
 
 
 def test_operations_of_a_run_are_found_in_its_program():

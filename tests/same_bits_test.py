@@ -8,6 +8,7 @@ ones in every dtype, not only where rounding happens to hide the order of sums.
 import dataclasses
 import functools
 
+import decoding_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,24 +17,21 @@ from decoding_cases import request_of, sizes_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
-from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.models import decoder
 from swiftspec_jax.models.cache import dense, paged
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.step import ragged_batch, target_forward
 
-CONFIG = ModelConfig(
-  family='llama',
+CONFIG = dataclasses.replace(
+  decoding_cases.CONFIG,
   vocab_size=263,
   num_layers=2,
   embed_dim=40,
   num_heads=6,
-  num_kv_heads=2,
   head_dim=16,
   ffw_dim=72,
   max_context=128,
-  tie_embeddings=True,
 )
 NUM_KNOWN, NUM_NEW, NUM_NODES = 21, 4, 9
 DTYPES = {
@@ -62,12 +60,7 @@ def make_run(model):
   @functools.partial(jax.jit, static_argnames='context')
   def run(params, tokens, cache, **options):
     hidden, cache = decoder.forward(
-      params,
-      model.config,
-      tokens,
-      cache,
-      starts=cache.kv_lengths,
-      **options,
+      params, model.config, tokens, cache, starts=cache.kv_lengths, **options
     )
     return decoder.unembed(params, model.config, hidden), cache
 
@@ -114,12 +107,9 @@ def check(model, seed):
     def copies(x, batch_size=batch_size):
       return np.tile(x[None], (batch_size, *[1] * x.ndim))
 
-    logits, _ = run(
-      copies(nodes),
-      filled(batch_size),
-      positions=copies((NUM_KNOWN + depths).astype(np.int32)),
-      attention_mask=copies(mask),
-    )
+    positions = copies((NUM_KNOWN + depths).astype(np.int32))
+    shape = {'positions': positions, 'attention_mask': copies(mask)}
+    logits, _ = run(copies(nodes), filled(batch_size), **shape)
     np.testing.assert_array_equal(np.asarray(logits)[-1, places], want)
 
 
@@ -163,13 +153,9 @@ def check_pages(model, text, want, rng):
     )
     num_padding = 5 if counts.max() > 1 else 0
     batch = packed(starts, counts, rows, num_padding)
-    logits, cache = run(
-      model.params,
-      np.pad(text[index], (0, num_padding)),
-      batch,
-      cache,
-      np.arange(len(index) + num_padding) < len(index),
-    )
+    tokens = np.pad(text[index], (0, num_padding))
+    is_real = np.arange(len(tokens)) < len(index)
+    logits, cache = run(model.params, tokens, batch, cache, is_real)
     np.testing.assert_array_equal(
       logits[: len(index)], [want[i] for i in index]
     )

@@ -67,11 +67,8 @@ def test_law_equals_oracle(seed, temperature, top_k, top_p, min_p):
   got = distribution(logits, batch)
   for row, params in enumerate(batch):
     for query in range(2):
-      np.testing.assert_allclose(
-        got[row, query],
-        oracle_distribution(logits[row, query], params),
-        atol=1e-5,
-      )
+      want = oracle_distribution(logits[row, query], params)
+      np.testing.assert_allclose(got[row, query], want, atol=1e-5)
 
 
 def test_ties_are_kept_together():

@@ -17,15 +17,9 @@ BUCKETS = StepBuckets(
 )
 
 
-def make(num_pages=64, max_context=64, page_size=4, buckets=BUCKETS):
-  return Scheduler(
-    SchedulerConfig(
-      buckets=buckets,
-      num_pages=num_pages,
-      max_context=max_context,
-      page_size=page_size,
-    )
-  )
+def make(buckets=BUCKETS, **sizes):
+  sizes = {'num_pages': 64, 'max_context': 64, 'page_size': 4, **sizes}
+  return Scheduler(SchedulerConfig(buckets=buckets, **sizes))
 
 
 def step(scheduler, length=0, accepted=0):
@@ -143,30 +137,19 @@ def test_token_budget_counts_drafts():
   assert plan.num_query_tokens.sum() == 12
 
 
-def test_drafts_get_what_memory_there_is():
-  """Item 9, where a policy does not look."""
+@pytest.mark.parametrize(('num_prompt', 'room'), [(4, [3, 3]), (7, [0, 3])])
+def test_drafts_get_what_memory_there_is(num_prompt, room):
+  """Item 9, where a policy does not look; no row takes another's room."""
   scheduler = make(num_pages=4, page_size=4, max_context=16)
-  scheduler.submit(0, 4, 12)
+  scheduler.submit(0, num_prompt, 8)
   scheduler.submit(1, 4, 6)
   step(scheduler)
-  # Two pages each, with three tokens to spare after the one that is fed.
+  # Two pages each, with tokens to spare after the one that is fed.
   view = scheduler.begin_step()
   assert view.num_free_pages == 0
-  assert view.num_spare_tokens.tolist() == [3, 3]
+  assert view.num_spare_tokens.tolist() == room
   plan = scheduler.plan_step(view, np.array([4, 4]))
-  assert plan.lengths.tolist() == [3, 3]
-
-
-def test_a_row_without_room_takes_none_from_another():
-  scheduler = make(num_pages=4, page_size=4, max_context=16)
-  scheduler.submit(0, 7, 8)
-  scheduler.submit(1, 4, 6)
-  step(scheduler)
-  view = scheduler.begin_step()
-  assert view.num_free_pages == 0
-  assert view.num_spare_tokens.tolist() == [0, 3]
-  plan = scheduler.plan_step(view, np.array([4, 4]))
-  assert plan.lengths.tolist() == [0, 3]
+  assert plan.lengths.tolist() == room
 
 
 def test_rejected_tokens_give_their_pages_back():

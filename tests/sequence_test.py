@@ -5,7 +5,7 @@ import functools
 
 import jax
 import pytest
-from decoding_cases import CONFIG, requests_of, run
+from decoding_cases import CONFIG, requests_of, run, sizes_of
 from engine_cases import FEW, TARGET, make_engine, results_of
 
 import swiftspec_jax as ss
@@ -14,11 +14,8 @@ from experiments.aot.served_steps import Step
 from swiftspec_jax import errors, testing
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.models.cache import paged
-from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.runtime import sharding
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.step.program_sizes import ProgramSizes
 
 NUM_NODES = 16
 
@@ -39,15 +36,11 @@ def expected(count=3):
 
 
 @pytest.mark.parametrize(
-  ('drafts', 'num_devices', 'num_sharing'),
-  [('none', 8, 8), ('tree', 4, 2)],
+  ('has_tree', 'num_devices', 'num_sharing'), [(False, 8, 8), (True, 4, 2)]
 )
-def test_tokens_are_those_of_one_device(drafts, num_devices, num_sharing):
+def test_tokens_are_those_of_one_device(has_tree, num_devices, num_sharing):
   model = shared(num_devices, num_sharing)
-  draft = {
-    'none': None,
-    'tree': TreeDraft(model=model, width=3, branching=3),
-  }[drafts]
+  draft = TreeDraft(model=model, width=3, branching=3) if has_tree else None
   engine = make_engine(draft, FixedLength(3), FEW, model)
   requests = requests_of(3, max_new_tokens=24)
   results = results_of(engine, requests)
@@ -73,18 +66,16 @@ def test_dense_caches_are_not_shared_and_give_the_same_tokens(tree):
 def step_of(kind, num_sharing, context):
   """Returns a step of one row over pages that all devices hold."""
   page_size = 16 * num_sharing
-  buckets = StepBuckets(
-    rows=(1,), query_tokens=(NUM_NODES, context), lengths=(0, NUM_NODES - 1)
-  )
-  scheduler = SchedulerConfig(
-    buckets=buckets,
-    num_pages=context // page_size,
-    max_context=context,
-    page_size=page_size,
-  )
   return Step(
     kind=kind,
-    sizes=ProgramSizes(scheduler=scheduler, contexts=(context,)),
+    sizes=sizes_of(
+      context // page_size,
+      context,
+      page_size,
+      rows=(1,),
+      query_tokens=(NUM_NODES, context),
+      lengths=(0, NUM_NODES - 1),
+    ),
     config=dataclasses.replace(
       CONFIG, num_shards=8, num_sequence_shards=num_sharing
     ),

@@ -23,8 +23,10 @@ absl_flags.FLAGS.mark_as_parsed()
 # The fewest sizes that the fits of costs need.
 SIZES = '--rows=1,2,3', '--query_tokens=9', '--contexts=64', '--max_length=2'
 # Where the sizes do not matter: few programs.
-ONE_SIZE = '--rows=2', '--query_tokens=6', '--contexts=64', '--max_length=2'
+OF_TREES = '--rows=2', '--query_tokens=6', '--contexts=64'
+ONE_SIZE = *OF_TREES, '--max_length=2'
 TWO_ROWS = *ONE_SIZE, '--rows=1,2'
+FEW = '--request_rates=50', '--num_requests=6', '--output_tokens=8'
 
 
 def load(*flags):
@@ -95,18 +97,12 @@ def test_load(model, tmp_path, capsys):
     *of_models(model, 'chain'),
     *TWO_ROWS,
     write_prompts(tmp_path),
-    '--request_rates=50',
-    '--num_requests=6',
-    '--output_tokens=8',
+    *FEW,
     f'--costs={costs}',
   )
   names = ['none', 'always_2', 'table', 'goodput']
-  load(
-    *flags,
-    f'--policies={",".join(names)}',
-    '--virtual_time=true',
-    f'--output_dir={directory}',
-  )
+  flags += f'--policies={",".join(names)}', '--virtual_time=true'
+  load(*flags, f'--output_dir={directory}')
   rows = programs.read_lines(directory)
   assert [row['policy'] for row in rows] == names
   for row in rows:
@@ -125,12 +121,7 @@ def test_load(model, tmp_path, capsys):
     errors.UserError,
     match=r'was measured with rows=\(1, 2\), here it is \(2,\)',
   ):
-    load(
-      *flags,
-      '--rows=2',
-      '--policies=goodput',
-      f'--output_dir={tmp_path / "other"}',
-    )
+    load(*flags, '--rows=2', f'--output_dir={tmp_path / "other"}')
 
 
 def test_costs_need_several_sizes(model, tmp_path):
@@ -146,16 +137,12 @@ def test_costs_need_several_sizes(model, tmp_path):
 def test_load_of_living_trees(model, tmp_path):
   load(
     *of_models(model, 'async'),
-    '--rows=2',
-    '--query_tokens=6',
-    '--contexts=64',
+    *OF_TREES,
     '--num_nodes=3',
     '--num_draft_steps=2',
     write_prompts(tmp_path),
     '--policies=none,fixed_2',
-    '--request_rates=50',
-    '--num_requests=4',
-    '--output_tokens=8',
+    *FEW,
     f'--output_dir={tmp_path / "results"}',
   )
   none, fixed = programs.read_lines(tmp_path / 'results')
@@ -169,9 +156,7 @@ def test_forced_acceptance(model, tmp_path, capsys):
     write_prompts(tmp_path),
     '--mode=forced',
     '--policies=none,fixed_2',
-    '--request_rates=50',
-    '--num_requests=6',
-    '--output_tokens=16',
+    *FEW,
     f'--output_dir={tmp_path / "results"}',
   )
   with pytest.raises(errors.UserError, match='needs --forced_acceptance'):
@@ -214,9 +199,7 @@ def test_interrupted(model, tmp_path):
     write_prompts(tmp_path),
     '--mode=prompt_lookup',
     '--policies=none',
-    '--request_rates=50',
-    '--num_requests=6',
-    '--output_tokens=8',
+    *FEW,
     '--seeds=1000',
     f'--output_dir={rows.parent}',
   ) as process:

@@ -55,16 +55,11 @@ def make_service(
   max_context=MAX_CONTEXT,
   **options,
 ):
+  buckets = {'query_tokens': (24,), 'lengths': (*range(LENGTH + 1),)}
   engine = Engine(
     model,
     ss.PromptLookup(prompt_lookup_min=1),
-    sizes=sizes_of(
-      num_pages,
-      max_context,
-      rows=rows,
-      query_tokens=(24,),
-      lengths=(*range(LENGTH + 1),),
-    ),
+    sizes=sizes_of(num_pages, max_context, rows=rows, **buckets),
     policy=policy or FixedLength(LENGTH),
   )
   return Service(engine, model, **options)

@@ -49,11 +49,11 @@ def address(service):
     yield address
 
 
-def ask(address, *parts):
+def ask(address, content):
   with client_of(address) as client:
     return client.chat.completions.create(
       model='llava',
-      messages=[{'role': 'user', 'content': list(parts)}],
+      messages=[{'role': 'user', 'content': content}],
       max_tokens=8,
       temperature=0,
       logprobs=True,
@@ -62,13 +62,13 @@ def ask(address, *parts):
 
 def test_chat_with_images(service, address):
   pixels = [image_cases.pixels(seed) for seed in (1, 2)]
-  answer = ask(
-    address,
+  content = [
     {'type': 'text', 'text': 'Is '},
     part_of(url_of(pixels[0])),
     {'type': 'text', 'text': ' like '},
     part_of(url_of(pixels[1])),
-  )
+  ]
+  answer = ask(address, content)
   # BOS, <|user|>, texts and images, EOS, <|assistant|>
   texts = (256, 260), b'Is ', (270,) * 9, b' like ', (270,) * 9, (257, 261)
   token_ids = tuple(token_id for text in texts for token_id in text)
@@ -80,21 +80,12 @@ def test_chat_with_images(service, address):
   )
   expected = service.engine.submit(request).result()
   assert answer.choices[0].message.content == expected.text
-  np.testing.assert_allclose(
-    [x.logprob for x in answer.choices[0].logprobs.content],
-    expected.logprobs,
-    atol=1e-5,
-  )
+  logprobs = [x.logprob for x in answer.choices[0].logprobs.content]
+  np.testing.assert_allclose(logprobs, expected.logprobs, atol=1e-5)
 
 
 def test_chat_without_images(address):
-  with client_of(address) as client:
-    answer = client.chat.completions.create(
-      model='llava',
-      messages=[{'role': 'user', 'content': 'Hi'}],
-      max_tokens=3,
-    )
-  assert answer.usage.prompt_tokens == 6
+  assert ask(address, 'Hi').usage.prompt_tokens == 6
 
 
 _GOOD = url_of(image_cases.pixels(1))

@@ -126,12 +126,9 @@ def test_program_ends_when_all_is_answered(model):
       texts, ends, _, usage = collect(stream)
     status, _, complaints = process.finish()
   assert (status, ends[0]) == (0, 'length'), complaints
+  limits = {'max_new_tokens': usage.completion_tokens, 'ignore_eos': True}
   (result,) = ss.generate(
-    ss.load(str(model)),
-    [messages],
-    sampling=ss.SamplingParams(
-      max_new_tokens=usage.completion_tokens, ignore_eos=True
-    ),
+    ss.load(str(model)), [messages], sampling=ss.SamplingParams(**limits)
   )
   assert texts[0] == result.text
   assert usage.total_tokens == 512

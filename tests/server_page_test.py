@@ -121,12 +121,9 @@ def test_streams_tell_who_proposed_each_token(address):
 def test_streams_tell_it_only_if_asked(address):
   assert not any('speculation' in c for c in choices(address, prompt='aegc'))
   messages = [{'role': 'user', 'content': 'aegc'}]
-  opening, *rest = choices(
-    address,
-    '/v1/chat/completions',
-    messages=messages,
-    stream_options={'include_speculation': True},
-  )
+  told = {'stream_options': {'include_speculation': True}}
+  path = '/v1/chat/completions'
+  opening, *rest = choices(address, path, messages=messages, **told)
   assert 'speculation' not in opening
   assert all('speculation' in choice for choice in rest)
 
@@ -134,12 +131,8 @@ def test_streams_tell_it_only_if_asked(address):
 def test_stop_strings_cut_pieces_too(address):
   whole = ''.join(c['text'] for c in choices(address, prompt='aegc'))
   stop = whole[9:11]
-  found = choices(
-    address,
-    prompt='aegc',
-    stop=stop,
-    stream_options={'include_speculation': True},
-  )
+  told = {'stream_options': {'include_speculation': True}}
+  found = choices(address, prompt='aegc', stop=stop, **told)
   pieces = [p for c in found for p in c['speculation']['pieces']]
   text = ''.join(piece['text'] for piece in pieces)
   assert text == whole[: whole.index(stop)]
@@ -181,16 +174,9 @@ def test_streams_show_drafts(address):
     assert {node['prob'] for node in nodes} <= {None}
     assert {node['source'] for node in nodes} <= {'lookup'}
   assert any(nodes for _, nodes, _ in steps)
-  _, text = ask(
-    address,
-    '/v1/completions',
-    {
-      'model': NAME,
-      'prompt': 'a',
-      'stream': True,
-      'stream_options': {'include_draft_nodes': True},
-    },
-  )
+  body = {'model': NAME, 'prompt': 'a', 'stream': True}
+  body['stream_options'] = {'include_draft_nodes': True}
+  _, text = ask(address, '/v1/completions', body)
   assert 'needs include_speculation=true' in text
 
 
@@ -200,17 +186,11 @@ def make_tree_service(makes_draft):
   table = 0.6 * cycle + 0.4 / 8
   table[[3, 4]] = 0.9 * np.eye(8)[[6, 6]] + 0.1 / 8
   target = testing.table_model(cycle, name=NAME)
+  drafts = {'lengths': (0, 7), 'draft_steps': (0, 3)}
   engine = Engine(
     target,
     makes_draft(testing.table_model(table, name='draft')),
-    sizes=sizes_of(
-      num_pages=20,
-      max_context=64,
-      rows=(1,),
-      query_tokens=(8,),
-      lengths=(0, 7),
-      draft_steps=(0, 3),
-    ),
+    sizes=sizes_of(20, 64, rows=(1,), query_tokens=(8,), **drafts),
     policy=FixedLength(7),
   )
   return Service(engine, target)
@@ -219,8 +199,7 @@ def make_tree_service(makes_draft):
 TREES = {
   'tree': lambda model: TreeDraft(model=model, width=4, branching=2),
   'serial': lambda model: PersistentTrees(
-    model=model,
-    tree=dataclasses.replace(TREE, branching=2, prompt_lookup=True),
+    model=model, tree=dataclasses.replace(TREE, branching=2, prompt_lookup=True)
   ),
 }
 

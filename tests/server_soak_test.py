@@ -33,13 +33,9 @@ def make_requests():
   requests = []
   for i in range(24):
     prompt = ''.join(rng.choice(list('abcdefg'), rng.integers(1, 200)))
-    options = {
-      'prompt': prompt,
-      'max_tokens': int(rng.integers(1, 350)),
-      'temperature': float(i % 2),
-      'seed': i,
-    }
-    requests.append(options)
+    max_tokens, temperature = int(rng.integers(1, 350)), float(i % 2)
+    options = {'max_tokens': max_tokens, 'temperature': temperature, 'seed': i}
+    requests.append({'prompt': prompt, **options})
   return requests
 
 

@@ -15,8 +15,7 @@ from swiftspec_jax.testing.byte_tokenizer import EOS
 
 NAME = 'bytes'
 MODEL = testing.random_model(
-  dataclasses.replace(CONFIG, max_context=1024, eos_token_ids=(EOS,)),
-  name=NAME,
+  dataclasses.replace(CONFIG, max_context=1024, eos_token_ids=(EOS,)), name=NAME
 )
 MESSAGES = [{'role': 'user', 'content': 'A record.'}]
 
@@ -37,6 +36,12 @@ def complete(client, wanted, **options):
   )
 
 
+def chat(client, **options):
+  return client.chat.completions.create(
+    model=NAME, messages=MESSAGES, **options
+  )
+
+
 def format_of(schema, **options):
   schema = {'name': 'record', 'schema': schema, **options}
   return {'type': 'json_schema', 'json_schema': schema}
@@ -44,25 +49,16 @@ def format_of(schema, **options):
 
 @pytest.mark.parametrize('options', [{}, {'strict': True}])
 def test_a_chat_answers_with_what_the_schema_says(client, options):
-  answer = client.chat.completions.create(
-    model=NAME,
-    messages=MESSAGES,
-    response_format=format_of(SCHEMAS[1], **options),
-    seed=1,
-    n=3,
-  )
+  wanted = format_of(SCHEMAS[1], **options)
+  answer = chat(client, response_format=wanted, seed=1, n=3)
   for choice in answer.choices:
     assert choice.finish_reason == 'stop'
     jsonschema.validate(json.loads(choice.message.content), SCHEMAS[1])
 
 
 def test_any_object_is_json(client):
-  answer = client.chat.completions.create(
-    model=NAME,
-    messages=MESSAGES,
-    response_format={'type': 'json_object'},
-    logit_bias={ord('}'): 100},
-  )
+  wanted, bias = {'type': 'json_object'}, {ord('}'): 100}
+  answer = chat(client, response_format=wanted, logit_bias=bias)
   assert answer.choices[0].message.content == '{}'
 
 
@@ -101,25 +97,18 @@ def test_wrong_grammars_get_400_with_their_place(client, wanted, message):
 
 
 @pytest.mark.parametrize(
-  ('response_format', 'message'),
+  ('response_format', 'message', 'more'),
   [
-    ({'type': 'json_schema'}, 'needs json_schema'),
-    ({'type': 'xml'}, 'response_format.type: '),
-    (format_of({'type': 'array', 'items': {'not': {}}}), 'at /items: '),
+    ({'type': 'json_schema'}, 'needs json_schema', {}),
+    ({'type': 'xml'}, 'response_format.type: ', {}),
+    (format_of({'type': 'array', 'items': {'not': {}}}), 'at /items: ', {}),
+    (
+      {'type': 'json_object'},
+      'not both',
+      {'structured_outputs': {'regex': 'a'}},
+    ),
   ],
 )
-def test_wrong_formats_get_400(client, response_format, message):
+def test_wrong_formats_get_400(client, response_format, message, more):
   with pytest.raises(openai.BadRequestError, match=message):
-    client.chat.completions.create(
-      model=NAME, messages=MESSAGES, response_format=response_format
-    )
-
-
-def test_one_grammar_is_enough(client):
-  with pytest.raises(openai.BadRequestError, match='not both'):
-    client.chat.completions.create(
-      model=NAME,
-      messages=MESSAGES,
-      response_format={'type': 'json_object'},
-      extra_body={'structured_outputs': {'regex': 'a'}},
-    )
+    chat(client, response_format=response_format, extra_body=more)

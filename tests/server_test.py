@@ -67,15 +67,8 @@ def test_completions_equal_plain_decoding(client, temperature):
   assert answer.usage.total_tokens == 4 + num_tokens
   assert answer.object == 'text_completion'
   assert (answer.choices[0].text == answer.choices[1].text) == (not temperature)
-  stream = complete(
-    client,
-    'aegc',
-    max_tokens=40,
-    n=3,
-    stream=True,
-    stream_options={'include_usage': True},
-    **options,
-  )
+  options |= {'stream': True, 'stream_options': {'include_usage': True}}
+  stream = complete(client, 'aegc', max_tokens=40, n=3, **options)
   texts, ends, _, usage = collect(stream)
   assert [texts[i] for i in range(3)] == [r.text for r in results]
   assert [ends[i] for i in range(3)] == reasons
@@ -99,20 +92,12 @@ def test_chat(client):
     {'role': 'system', 'content': 'abc'},
     {'role': 'user', 'content': [{'type': 'text', 'text': 'dd'}]},
   ]
-  options = {'model': NAME, 'messages': messages, 'seed': 3, 'n': 2}
-  options |= {'max_completion_tokens': 30, 'logprobs': True}
-  options |= {'top_logprobs': 3, 'presence_penalty': 0.5}
+  told = {'logprobs': True, 'top_logprobs': 3, 'presence_penalty': 0.5}
+  options = {'model': NAME, 'messages': messages, 'seed': 3, 'n': 2, **told}
+  options['max_completion_tokens'] = 30
   answer = client.chat.completions.create(**options)
-  results = alone(
-    'abcdd',
-    2,
-    max_new_tokens=30,
-    seed=3,
-    temperature=1.0,
-    logprobs=True,
-    top_logprobs=3,
-    presence_penalty=0.5,
-  )
+  told |= {'seed': 3, 'temperature': 1.0}
+  results = alone('abcdd', 2, max_new_tokens=30, **told)
   for choice, result in zip(answer.choices, results, strict=True):
     assert choice.message.content == result.text
     assert choice.message.role == 'assistant'
@@ -222,21 +207,11 @@ def test_stop_strings(client):
   assert stop
   cut = result.text.index(stop)
   for given in (stop, [stop, 'zz']):
-    for is_stream in (False, True):
-      answer = complete(
-        client,
-        stop=given,
-        temperature=0,
-        max_tokens=20,
-        stream=is_stream,
-      )
-      if is_stream:
-        texts, ends, _, _ = collect(answer)
-        assert (texts[0], ends[0]) == (result.text[:cut], 'stop')
-      else:
-        choice = answer.choices[0]
-        assert choice.text == result.text[:cut]
-        assert choice.finish_reason == 'stop'
+    options = {'stop': given, 'temperature': 0, 'max_tokens': 20}
+    (choice,) = complete(client, **options).choices
+    texts, ends, *_ = collect(complete(client, **options, stream=True))
+    assert texts[0] == choice.text == result.text[:cut]
+    assert ends[0] == choice.finish_reason == 'stop'
 
 
 def test_what_ends_an_answer(client):
@@ -434,8 +409,7 @@ def test_any_request_gets_an_answer_of_the_schema(address, mode):
   api = schemathesis.openapi.from_url(f'{address}/openapi.json')
   # Those that the schema allows take long to draw, and are answered.
   limits = hypothesis.settings(
-    max_examples=10 if mode.is_positive else 20,
-    derandomize=True,
+    max_examples=10 if mode.is_positive else 20, derandomize=True
   )
   for found in api.get_all_operations():
     operation = found.ok()

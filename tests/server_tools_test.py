@@ -116,11 +116,8 @@ def test_calls_of_a_stream(client):
 def test_calls_go_back_with_what_they_gave(client):
   answer = client.chat.completions.create(**ASKED)
   message = answer.choices[0].message
-  result = {
-    'role': 'tool',
-    'tool_call_id': message.tool_calls[0].id,
-    'content': '3',
-  }
+  call_id = message.tool_calls[0].id
+  result = {'role': 'tool', 'tool_call_id': call_id, 'content': '3'}
   messages = [*ASKED['messages'], message, result]
   again = client.chat.completions.create(**{**ASKED, 'messages': messages})
   assert again.choices[0].message.content == 'Three.'
@@ -142,12 +139,9 @@ def test_usage_during_a_stream(client):
 
 def test_pages_of_others(address):
   for origin, is_allowed in (('https://a.example', True), ('null', False)):
-    answer, _ = ask(
-      address,
-      '/v1/chat/completions',
-      method='OPTIONS',
-      **{'Origin': origin, 'Access-Control-Request-Method': 'POST'},
-    )
+    asked = {'Origin': origin, 'Access-Control-Request-Method': 'POST'}
+    path = '/v1/chat/completions'
+    answer, _ = ask(address, path, method='OPTIONS', **asked)
     assert (answer.status == 200) == is_allowed
     found = answer.headers['Access-Control-Allow-Origin']
     assert found == (origin if is_allowed else None)
@@ -190,22 +184,15 @@ def test_suffix(client):
 
 
 def test_responses(client):
-  asked = {
-    'model': server_cases.NAME,
-    'input': 'a',
-    'temperature': 0,
-    'tools': [{'type': 'function', **FUNCTION, 'strict': None}],
-  }
+  asked = {'model': server_cases.NAME, 'input': 'a', 'temperature': 0}
+  asked['tools'] = [{'type': 'function', **FUNCTION, 'strict': None}]
   answer = client.responses.create(**asked)
   message, call = answer.output
   assert (answer.status, answer.output_text) == ('completed', 'So:')
   assert (call.name, call.arguments) == ('add', RIGHT)
   assert answer.usage.output_tokens == 6
-  result = {
-    'type': 'function_call_output',
-    'call_id': call.call_id,
-    'output': '3',
-  }
+  kind = 'function_call_output'
+  result = {'type': kind, 'call_id': call.call_id, 'output': '3'}
   items = [{'role': 'user', 'content': 'a'}, message, call, result]
   again = client.responses.create(**{**asked, 'input': items})
   assert again.output_text == 'Three.'

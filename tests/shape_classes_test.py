@@ -20,15 +20,6 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.step_plan import StepPlan
 
 
-def test_best_classes_by_hand():
-  found = shape_classes.best_classes(
-    np.array([3, 8, 4, 10]), np.array([5, 3, 1, 0]), 9
-  )
-  # For two classes (4, 10) gives 54, (3, 10) 55 and (8, 10) 72; for three
-  # (3, 8, 10) gives 47, (4, 8, 10) 48 and (3, 4, 10) 49.
-  assert found == [(10,), (4, 10), (3, 8, 10), (3, 4, 8, 10)]
-
-
 @pytest.mark.parametrize('seed', range(20))
 def test_best_classes_are_those_of_exhaustive_search(seed):
   generator = np.random.default_rng(seed)
@@ -165,12 +156,8 @@ def _serve(buckets):
     scheduler=dataclasses.replace(sizes.scheduler, buckets=buckets),
     contexts=(engine_cases.MAX_CONTEXT,),
   )
-  engine = Engine(
-    engine_cases.TARGET,
-    ss.PromptLookup(prompt_lookup_min=1),
-    sizes=sizes,
-    policy=FixedLength(3),
-  )
+  lookup, policy = ss.PromptLookup(prompt_lookup_min=1), FixedLength(3)
+  engine = Engine(engine_cases.TARGET, lookup, sizes=sizes, policy=policy)
   requests = requests_of(5, max_new_tokens=20)
   handles = [engine.submit(request) for request in requests]
   shapes = collections.Counter()

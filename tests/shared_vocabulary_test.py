@@ -34,13 +34,9 @@ def load(tmp_path_factory):
   @functools.cache
   def directory_of(num_rows, num_tokens, tie_word_embeddings=True):
     directory = tmp_path_factory.mktemp('model')
-    testing.write_tiny_checkpoint(
-      directory,
-      'qwen3',
-      vocab_size=num_rows,
-      num_hidden_layers=1,
-      tie_word_embeddings=tie_word_embeddings,
-    )
+    values = {'vocab_size': num_rows, 'num_hidden_layers': 1}
+    values |= {'tie_word_embeddings': tie_word_embeddings}
+    testing.write_tiny_checkpoint(directory, 'qwen3', **values)
     testing.byte_tokenizer(num_tokens).save_pretrained(directory)
     return directory
 

@@ -83,11 +83,8 @@ def test_help_imports_little(arguments):
 
 def test_programs_have_the_help_of_their_commands():
   for asked in short_help.ASKED:
-    assert programs.run('report', asked) == (
-      0,
-      short_help.of_command('report') + '\n',
-      '',
-    )
+    shown = short_help.of_command('report') + '\n'
+    assert programs.run('report', asked) == (0, shown, '')
 
 
 def test_programs_that_are_no_command_list_their_own_flags():

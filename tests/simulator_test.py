@@ -3,6 +3,8 @@
 Items are those of the SmartSpec checklist, part 4d.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import serving_cases as cases
@@ -64,20 +66,13 @@ def row_server(service_seconds, num_rows=1):
   return config, cases.linear_costs(fixed=service_seconds)
 
 
-def one_token(rate, count, seed=0):
-  ones = np.ones(count, np.int64)
-  return Arrivals(
-    times=arrivals_lib.poisson(rate, count, seed),
-    prompt_tokens=ones,
-    output_tokens=ones,
-  )
-
-
 def test_waiting_time_of_a_single_server():
   """Item 43: M/D/1, by Pollaczek and Khinchine."""
   load = 0.8
   config, costs = row_server(0.5)
-  arrivals = one_token(load / 0.5, 4_000)
+  ones = np.ones(4_000, np.int64)
+  times = arrivals_lib.poisson(load / 0.5, 4_000, 0)
+  arrivals = Arrivals(times=times, prompt_tokens=ones, output_tokens=ones)
   simulation = serve(arrivals, FixedLength(), costs=costs, config=config)
   recorder = simulation.recorder
   waiting = (recorder.last - recorder.arrivals).mean() - 0.5
@@ -126,12 +121,9 @@ def test_littles_law():
 def test_everything_is_served_once(policy):
   """Item 42, with little memory, so that rows are preempted."""
   config = SchedulerConfig(buckets=BUCKETS, num_pages=160, max_context=2048)
-  arrivals = requests(60, 300, prompt=64, output=128)
-  times = arrivals_lib.burst(60, 300, 0)
-  arrivals = Arrivals(
-    times=times,
-    prompt_tokens=arrivals.prompt_tokens,
-    output_tokens=arrivals.output_tokens,
+  arrivals = dataclasses.replace(
+    requests(60, 300, prompt=64, output=128),
+    times=arrivals_lib.burst(60, 300, 0),
   )
   simulation = serve(arrivals, policy, config=config)
   recorder = simulation.recorder
@@ -163,11 +155,7 @@ def test_policies_have_the_same_luck():
   rounds = {}
   for name, rate in (('alone', 0.01), ('crowded', 1000.0)):
     times = arrivals_lib.poisson(rate, 50, 0)
-    others = Arrivals(
-      times=times,
-      prompt_tokens=arrivals.prompt_tokens,
-      output_tokens=arrivals.output_tokens,
-    )
+    others = dataclasses.replace(arrivals, times=times)
     simulation = serve(others, FixedLength(3), acceptance, config=config)
     figures = simulation.recorder.summarize(TARGET)
     rounds[name] = sum(figures['chosen_lengths'])
@@ -328,14 +316,10 @@ def test_requests_that_differ():
   mixed = np.array([0.3, 0.95])[np.arange(600) % 2]
   ratios = []
   for acceptance in (mixed, 0.7):
-    own = serve(
-      arrivals, Goodput(COSTS, ChainEstimator()), luck(arrivals, acceptance)
-    )
-    pooled = serve(
-      arrivals,
-      Goodput(COSTS, cases.PooledEstimator()),
-      luck(arrivals, acceptance),
-    )
+    policy = Goodput(COSTS, ChainEstimator())
+    own = serve(arrivals, policy, luck(arrivals, acceptance))
+    policy = Goodput(COSTS, cases.PooledEstimator())
+    pooled = serve(arrivals, policy, luck(arrivals, acceptance))
     ratios.append(latency(own) / latency(pooled))
   assert ratios[0] < 0.97
   assert ratios[1] == pytest.approx(1.0, abs=0.02)
@@ -386,18 +370,13 @@ def test_trees():
     acceptance = TreeAcceptance(
       arrivals.output_tokens, np.full(150, 0.6), 15, seed=0
     )
-    found = {
-      name: latency(serve(arrivals, policy, acceptance, config=config))
-      for name, policy in (
-        ('none', FixedLength()),
-        (3, FixedLength(3)),
-        (15, FixedLength(15)),
-        ('goodput', Goodput(COSTS, TreeEstimator())),
-      )
-    }
-    best = min(found['none'], found[3], found[15])
-    assert found['goodput'] < 1.05 * best
-    assert found['goodput'] < found['none']
+    policies = *map(FixedLength, (0, 3, 15)), Goodput(COSTS, TreeEstimator())
+    *fixed, goodput = (
+      latency(serve(arrivals, policy, acceptance, config=config))
+      for policy in policies
+    )
+    assert goodput < 1.05 * min(fixed)
+    assert goodput < fixed[0]
 
 
 def test_figures():

@@ -176,13 +176,9 @@ def test_outputs_are_those_of_plain_decoding(draft, run_ahead):
 
   Where a model drafts trees, some are lookups alone.
   """
+  options = {'looks_up': True, 'run_ahead': run_ahead}
   engine = Engine(
-    MODEL,
-    draft,
-    sizes=CHAINS,
-    policy=RandomLengths(0),
-    looks_up=True,
-    run_ahead=run_ahead,
+    MODEL, draft, sizes=CHAINS, policy=RandomLengths(0), **options
   )
   engine.programs.compile_all()
   requests = random_requests(20, seed=1)
@@ -199,12 +195,9 @@ def test_devices_draft_what_the_host_does():
   requests = random_requests(6, seed=4)
   found = ([], [])
   for run_ahead in (0, 1):
+    policy = FixedLength(LENGTH)
     engine = Engine(
-      MODEL,
-      ss.PromptLookup(prompt_lookup_min=1),
-      sizes=CHAINS,
-      policy=FixedLength(LENGTH),
-      run_ahead=run_ahead,
+      MODEL, LOOKUP, sizes=CHAINS, policy=policy, run_ahead=run_ahead
     )
     for request in requests:  # alone, so that steps are the same
       handle, records = engine.submit(request), []

@@ -41,10 +41,7 @@ KINDS = (
 ENDING = testing.random_model(
   dataclasses.replace(CONFIG, eos_token_ids=(EOS,)), name='ending'
 )
-DRAFTS = {
-  **engine_cases.DRAFTS,
-  'grammar': ss.GrammarDraft(),
-}
+DRAFTS = {**engine_cases.DRAFTS, 'grammar': ss.GrammarDraft()}
 
 
 def request_of(wanted, prompt=b'{"', **sampling):
@@ -108,9 +105,7 @@ def test_a_load_of_all_kinds_says_the_same_with_drafts(name, mixed):
   requests, want = mixed
   policy = RandomLengths()
   engine = engine_cases.make_engine(
-    DRAFTS[name],
-    policy,
-    chains=engine_cases.FEW,
+    DRAFTS[name], policy, chains=engine_cases.FEW
   )
   got = serve(engine, requests, seed=0)
   for one, other in zip(got, want, strict=True):
@@ -198,13 +193,9 @@ def test_end_tokens_come_where_the_grammar_accepts():
 @pytest.mark.parametrize('draft', [None, ss.GrammarDraft()])
 def test_what_is_adjusted_is_what_the_grammar_leaves(draft):
   wanted = ss.StructuredOutputs(regex='[a-c]{9}')
-  result = decode(
-    wanted,
-    draft,
-    logit_bias={ord('b'): 100, ord('x'): 100},
-    logprobs=True,
-    top_logprobs=4,
-  )
+  bias = {ord('b'): 100, ord('x'): 100}
+  told = {'logprobs': True, 'top_logprobs': 4}
+  result = decode(wanted, draft, logit_bias=bias, **told)
   assert result.text == 'b' * 9
   # Under the model's distribution over a, b and c.
   for top in result.top_logprobs:

@@ -42,14 +42,6 @@ def draft(drafter, token_ids, length=4, request_id=0):
   return found, result.drafts.confidences[:count, 0].tolist()
 
 
-def test_the_most_frequent_follower_with_its_share():
-  drafter = SuffixDrafter(SuffixLookup(min_match=1, max_match=1))
-  # 0 was followed by 5 twice and by 6 once.
-  found, shares = draft(drafter, [0, 5, 0, 6, 0, 5, 0], length=1)
-  assert found == [5]
-  assert shares == [2 / 4]
-
-
 def test_a_draft_ends_where_it_is_too_uncertain():
   lookup = SuffixLookup(min_match=1, min_confidence=0.2)
   found, shares = draft(SuffixDrafter(lookup), [0, 5, 7, 8, 9, 0])

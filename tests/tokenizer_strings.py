@@ -26,19 +26,8 @@ _SPACES = [
   '\u3000', '\ufeff', '\u2581',
 ]  # fmt: skip
 _EMOJI = [
-  '😀',
-  '👩',
-  '👨',
-  '👧',
-  '❤️',
-  '👍',
-  '🏽',
-  '🇩🇪',
-  '🏳️',
-  '🌈',
-  '1️⃣',
-  '\u200d',
-]
+  '😀', '👩', '👨', '👧', '❤️', '👍', '🏽', '🇩🇪', '🏳️', '🌈', '1️⃣', '\u200d',
+]  # fmt: skip
 _SPECIAL = [
   '<|endoftext|>', '<|im_start|>', '<|im_end|>', '<repo_name>', '<bos>',
   '<eos>', '<pad>', '<unk>', '<mask>', '<start_of_turn>', '<end_of_turn>',

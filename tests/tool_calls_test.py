@@ -14,29 +14,25 @@ from swiftspec_jax.server import schema, tool_calls, tool_choice
 F, G = ('f', '{"x": "}]\\"{\\\\", "y": [1, {}]}'), ('g', '{}')
 JSON_F = f'{{"name": "f", "arguments": {F[1]}}}'
 LLAMA_F = JSON_F.replace('arguments', 'parameters')
+JSON_G, LLAMA_G = '{"name": "g"}', '{"name": "g", "parameters": {}}'
+CALL_F = f'<tool_call>{JSON_F}</tool_call>'
 # The format, a text, and its content and calls.
 TEXTS = [
   ('hermes', f'<tool_call>\n{JSON_F}\n</tool_call>', '', [F]),
   (
     'hermes',
-    f'So:\n<tool_call>{JSON_F}</tool_call>\n<tool_call>{{"name": "g"}}'
-    '</tool_call>\n',
+    f'So:\n{CALL_F}\n<tool_call>{JSON_G}</tool_call>\n',
     'So:',
     [F, G],
   ),
-  ('hermes', f'<tool_call>{JSON_F}</tool_call> Done.', ' Done.', [F]),
+  ('hermes', f'{CALL_F} Done.', ' Done.', [F]),
   ('hermes', '<tool_call>\n{"name": "f", "arguments": {"x', '', [('f', '{"x')]),
   ('hermes', 'a <tool_call> b', 'a <tool_call> b', []),
   ('hermes', f'{JSON_F}\n', '', [F]),
   ('hermes', f'```json\n{JSON_F}\n```', '', [F]),
-  ('hermes', f'{JSON_F}\n{{"name": "g"}}', '', [F, G]),
+  ('hermes', f'{JSON_F}\n{JSON_G}', '', [F, G]),
   ('hermes', f'As {JSON_F}', f'As {JSON_F}', []),
-  (
-    'llama3_json',
-    f'{LLAMA_F}; {{"name": "g", "parameters": {{}}}}',
-    '',
-    [F, G],
-  ),
+  ('llama3_json', f'{LLAMA_F}; {LLAMA_G}', '', [F, G]),
   ('llama3_json', f'Hm. <|python_tag|>{LLAMA_F}', 'Hm.', [F]),
   ('llama3_json', f'Hm. {LLAMA_F}', f'Hm. {LLAMA_F}', []),
   (

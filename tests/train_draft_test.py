@@ -50,11 +50,8 @@ def flags_of(model, data, output_dir):
 
 
 def losses_of(output_dir):
-  lines = [
-    line
-    for line in programs.read_lines(output_dir, 'metrics.jsonl')
-    if 'training' in line
-  ]
+  lines = programs.read_lines(output_dir, 'metrics.jsonl')
+  lines = [line for line in lines if 'training' in line]
   assert [line['step'] for line in lines] == list(range(1, 5))
   return [line['training']['loss'] for line in lines]
 
@@ -78,7 +75,6 @@ def test_several_processes_share_the_batches(model, data, whole, tmp_path):
   """Also one that goes on after its last checkpoint."""
   two = tmp_path / 'two'
   flags = flags_of(model, data, two)
-
   together = host_programs.Together(
     tmp_path, 'train_draft', *flags, environments=[{}] * 2
   )

@@ -28,10 +28,7 @@ HYBRID = dataclasses.replace(TREE, prompt_lookup=True, suffix_lookup=True)
 FEATURE_LAYERS = (0, 1)
 # A program is compiled for its devices. The draft's, which take the longest,
 # are the same in both modes.
-DEVICES = {
-  'serial': ((0, 1), (0, 1)),
-  'async': ((1, 2), (0, 1)),
-}
+DEVICES = {'serial': ((0, 1), (0, 1)), 'async': ((1, 2), (0, 1))}
 
 
 @functools.cache
@@ -66,10 +63,7 @@ def fed_pair(target_devices, draft_devices, vocab_size=262):
     feature_dim=len(FEATURE_LAYERS) * CONFIG.embed_dim,
   )
   draft = testing.random_model(
-    config,
-    seed=1,
-    name='head',
-    devices=jax.devices()[slice(*draft_devices)],
+    config, seed=1, name='head', devices=jax.devices()[slice(*draft_devices)]
   )
   fusion = 0.12 * draft.params['feature_fusion']
   params = {**draft.params, **stand_alone.params, 'feature_fusion': fusion}

@@ -153,13 +153,8 @@ class Game:
     padding = self.sizes.num_nodes - len(expected)
     nothing = types.PLACEHOLDER_TOKEN_ID, tree_lib.NO_PARENT, 0, False, -np.inf
     expected += [nothing] * padding
-    fields = (
-      sent.token_ids,
-      sent.parents,
-      sent.depths,
-      sent.is_looked_up,
-      sent.log_probs,
-    )
+    names = 'token_ids', 'parents', 'depths', 'is_looked_up', 'log_probs'
+    fields = [getattr(sent, name) for name in names]
     assert [tuple(f[row, i] for f in fields) for i in range(len(expected))] == (
       expected
     )

@@ -77,13 +77,9 @@ def arguments(seed, sizes, tries):
       parent = parents[b, node]
       scores[b, parent, token_ids[b, node]] = scores[b, parent].max()
   scores = np.where(random.random(scores.shape) < 0.2, -np.inf, scores)
-  return (
-    jnp.asarray(scores, jnp.float32),
-    jnp.asarray(token_ids),
-    jnp.asarray(parents),
-    jnp.asarray(sizes, jnp.int32),
-    tree_lib.ancestor_mask(jnp.asarray(parents)),
-  )
+  scores = scores.astype(np.float32)
+  arrays = scores, token_ids, parents, np.asarray(sizes, np.int32)
+  return (*map(jnp.asarray, arrays), tree_lib.ancestor_mask(parents))
 
 
 def check(name, arrays):

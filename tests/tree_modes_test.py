@@ -66,14 +66,9 @@ def draft_of(kind, mode):
 def test_output_is_that_of_plain_decoding(mode, kind, run_ahead, tree, pauses):
   """Greedy and sampled; rows of different lengths come and go."""
   target, draft = draft_of(kind, mode)
-  tree_decoder = ss.Decoder(
-    target,
-    draft,
-    tree=tree,
-    batch_size=3,
-    run_ahead=run_ahead,
-    policy=RandomLengths(0) if pauses else None,
-  )
+  policy = RandomLengths(0) if pauses else None
+  options = {'batch_size': 3, 'run_ahead': run_ahead, 'policy': policy}
+  tree_decoder = ss.Decoder(target, draft, tree=tree, **options)
   results = run(tree_decoder, MIXED)
   assert_same(results, plain(target.config.num_layers))
   assert tree_decoder.engine.drafter.rows.is_async == (mode == 'async')

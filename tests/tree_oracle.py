@@ -49,9 +49,7 @@ def draft_fn(table: Table, cache: dense.KVCache, leaves: tree_lib.Leaves):
   lengths = cache.kv_lengths
   codes = code(leaves.token_ids, lengths[:, None] + leaves.depths)
   rows = dense.write(
-    cache.keys[0],
-    codes[:, :, None, None],
-    lengths + leaves.cache_slots[:, 0],
+    cache.keys[0], codes[:, :, None, None], lengths + leaves.cache_slots[:, 0]
   )
   visible = reference.visible_rows(
     lengths, leaves.attention_mask, cache.capacity
@@ -170,11 +168,8 @@ class HeapTree:
     known, new = {(): self.root}, []
     for prefix in trie:
       above = known.get(prefix[:-1])
-      twins = (
-        [n for n in above.children if n.token_id == prefix[-1]]
-        if (above)
-        else []
-      )
+      siblings = above.children if above else ()
+      twins = [n for n in siblings if n.token_id == prefix[-1]]
       if twins:
         known[prefix] = twins[0]
       else:
@@ -220,9 +215,7 @@ class HeapTree:
     total = sum(code(t, i) for i, t in enumerate(context))
     row = total % len(self.table.token_ids)
     return zip(
-      self.table.token_ids[row].tolist(),
-      self.table.log_probs[row],
-      strict=True,
+      self.table.token_ids[row].tolist(), self.table.log_probs[row], strict=True
     )
 
   def select(self, num_nodes):
@@ -322,16 +315,9 @@ class HeapTree:
 def listing(tree: tree_lib.DraftTree, row: int):
   """The same of one row of a batch."""
   size = int(tree.size[row])
-  fields = (
-    tree.nodes.token_ids,
-    tree.nodes.parents,
-    tree.nodes.depths,
-    tree.nodes.log_probs,
-    tree.nodes.cache_slots,
-  )
-  return list(
-    zip(*(np.asarray(f)[row, :size].tolist() for f in fields), strict=True)
-  )
+  names = 'token_ids', 'parents', 'depths', 'log_probs', 'cache_slots'
+  fields = (np.asarray(getattr(tree.nodes, name)) for name in names)
+  return list(zip(*(x[row, :size].tolist() for x in fields), strict=True))
 
 
 @functools.partial(

@@ -30,6 +30,7 @@ EXAMPLE = {
   17: {19: -2.5},
   18: {20: -0.5, 21: -1.5},
 }
+CHAIN_EXAMPLE = {1: {2: -0.75, 3: -1.0}, 3: {5: -0.125, 6: -1.25}, 5: {7: -0.5}}
 CACHE_EXAMPLE = {
   10: {11: -0.5, 12: -1.0},
   11: {13: -1.0, 14: -1.25},
@@ -56,24 +57,26 @@ def example_draft(example):
   return draft_fn
 
 
-DRAFT = example_draft(EXAMPLE)
-CACHE_DRAFT = example_draft(CACHE_EXAMPLE)
+DRAFT, CHAIN_DRAFT, CACHE_DRAFT = map(
+  example_draft, (EXAMPLE, CHAIN_EXAMPLE, CACHE_EXAMPLE)
+)
 grow = tree_oracle.compiled(
-  tree_lib.grow,
-  static_argnames=('draft_fn', 'num_nodes', 'width'),
+  tree_lib.grow, static_argnames=('draft_fn', 'num_nodes', 'width')
 )
 select = tree_oracle.compiled(tree_lib.select, static_argnames='num_nodes')
 best_candidates = tree_oracle.compiled(
   tree_lib.best_candidates, static_argnums=1
 )
+add_chains = tree_oracle.compiled(tree_lib.add_chains)
 reroot_program = tree_oracle.compiled(tree_lib.reroot)
 
 
-def new_tree(token_id, capacity=24, num_cache_rows=16):
+def new_tree(token_id, capacity=24, num_cache_rows=16, chain_length=1):
   return tree_oracle.new_tree(
     np.array([token_id], np.int32),
     capacity=capacity,
     num_cache_rows=num_cache_rows,
+    chain_length=chain_length,
   )
 
 
@@ -96,9 +99,7 @@ def summary(moved):
 
 def reroot(tree, *token_ids):
   return reroot_program(
-    tree,
-    np.array([token_ids], np.int32),
-    np.array([len(token_ids)], np.int32),
+    tree, np.array([token_ids], np.int32), np.array([len(token_ids)], np.int32)
   )
 
 
@@ -149,14 +150,6 @@ def test_scored_candidate_as_next_token_is_a_late_hit():
   assert tree_oracle.listing(tree, 0) == [(4, -1, 0, 0.0, -1)]
 
 
-def test_accepted_token_without_row_is_left_to_forward():
-  tree, _ = grow(new_tree(1), 0, DRAFT, num_steps=2, width=2)
-  tree, moved = reroot(tree, 3, 5, 31)
-  # Verified are t1, t3 and t5, but t5 has no row.
-  assert summary(moved) == (tree_lib.MISS, [0, 2], [])
-  assert tree_oracle.listing(tree, 0) == [(31, -1, 0, 0.0, -1)]
-
-
 def test_cache_keeps_path_and_subtree():
   """Figure 4 of the paper; the root's row is the first of the tree here."""
   tree, _ = grow(new_tree(10), 0, CACHE_DRAFT, num_steps=5, width=2)
@@ -166,10 +159,7 @@ def test_cache_keeps_path_and_subtree():
   rows = np.zeros((1, 1, 32, 1), np.int32)
   rows[0, 0, :12, 0] = [1, 3, 7, *in_rows]
   cache = dense.KVCache(
-    keys=[rows],
-    values=[rows],
-    kv_lengths=np.array([3], np.int32),
-    capacity=32,
+    keys=[rows], values=[rows], kv_lengths=np.array([3], np.int32), capacity=32
   )
   tree, moved = reroot(tree, 12, 15)
   assert summary(moved) == (tree_lib.HIT, [0, 2], [5, 7, 8])
@@ -193,15 +183,35 @@ def test_leaves_see_ancestors_and_themselves():
   assert seen == [[0, 2, 3, 5], [0, 2, 4, 6], [0, 1, 7], []]
 
 
-def test_full_tree_drops_least_probable_candidates():
-  tree = new_tree(1, capacity=5, num_cache_rows=5)
-  tree, _ = grow(tree, 0, DRAFT, num_steps=2, width=2)
-  assert tree.nodes.token_ids.tolist() == [[1, 2, 3, 5, 6]]  # t4 went
-  tree, _ = grow(tree, 0, DRAFT, num_steps=1, width=1)
-  assert tree.nodes.token_ids.tolist() == [[1, 2, 3, 5, 6]]  # t7 found no place
-  tree, num_forwards = grow(tree, 0, DRAFT, num_steps=0, num_nodes=6, width=2)
-  assert tokens(tree, tree_lib.EXPANDED) == [1, 2, 3, 5, 6]
-  assert num_forwards == 1  # and no more: nothing is left to expand
+def suggest(tree):
+  """A text says that t3, t5 and t7 follow."""
+  token_ids, log_probs = np.array([[[3, 5, 7]]], np.int32), [[[-0.25] * 3]]
+  return add_chains(tree, token_ids, np.array(log_probs, np.float32))
+
+
+def assert_weights(tree, wanted):
+  """Gains are rounded down."""
+  size = int(tree.size[0])
+  found = tree.nodes.log_probs[0, :size].tolist()
+  assert tree.nodes.token_ids[0, :size].tolist() == list(wanted)
+  assert found == pytest.approx([*wanted.values()], abs=4 * tree_oracle.QUANTUM)
+
+
+def test_chains_of_a_text_start_with_what_is_there():
+  tree, _ = grow(
+    new_tree(1, chain_length=4), 0, CHAIN_DRAFT, num_steps=1, width=4
+  )
+  tree = suggest(tree)
+  assert_weights(tree, {1: 0, 2: -0.75, 3: -0.25, 5: -0.5, 7: -0.75})
+  assert tree.nodes.parents[0, :5].tolist() == [-1, 0, 0, 2, 3]
+  assert tree.nodes.depths[0, :5].tolist() == [0, 1, 1, 2, 3]
+  assert suggest(tree).size == tree.size
+  # Then the draft finds t5 better by 0.125, and t7 moves with it.
+  tree, _ = grow(tree, 0, CHAIN_DRAFT, num_steps=1, width=4)
+  weights = {1: 0, 2: -0.75, 3: -0.25, 5: -0.375, 7: -0.625, 6: -1.5}
+  assert_weights(tree, weights)
+  found = tree.nodes.log_probs[0]
+  assert found[3] > found[4] > -0.75
 
 
 def test_ancestor_mask_follows_parents():

@@ -42,11 +42,8 @@ def test_configuration_is_made_and_used(model, tmp_path):
   values = json.loads(path.read_text())
   settings = values['flags']
   chosen = [trial for trial in values['trials'] if trial['chosen']]
-  assert [trial['stage'] for trial in chosen] == [
-    'draft forwards',
-    'num_nodes',
-    'width',
-  ]
+  stages = ['draft forwards', 'num_nodes', 'width']
+  assert [trial['stage'] for trial in chosen] == stages
   for name in ('num_nodes', 'width', 'num_draft_steps'):
     assert settings[name] == chosen[-1][name]
     assert f'--{name}={settings[name]}' in output
@@ -60,14 +57,8 @@ def test_configuration_is_made_and_used(model, tmp_path):
     assert float(re.search(f'{forward} +([0-9.]+)', output)[1]) > 0
   assert 'One target forward takes' in output
 
-  status, output, complaints = programs.run(
-    'generate',
-    lookup,
-    f'--config={path}',
-    '--stats',
-    '--prompt=hello',
-    '--max_new_tokens=12',
-  )
+  flags = lookup, f'--config={path}', '--prompt=hello', '--max_new_tokens=12'
+  status, output, complaints = programs.run('generate', *flags, '--stats')
   assert status == 0, complaints
   (expected,) = ss.generate(ss.load(model), 'hello', max_new_tokens=12)
   assert output == f'{expected.text}\n'

@@ -109,14 +109,10 @@ def test_a_missing_file_is_named(monkeypatch, model):
 
 
 def test_tiles_that_do_not_fit_the_shape_are_refused():
+  arrays = jnp.zeros((2, 48)), jnp.zeros((48, 2, 64))
+  config = swiglu_gpu.Config(block_rows=32)
   with pytest.raises(ValueError, match='32 rows of a block do not divide 48'):
-    swiglu_gpu.swiglu(
-      jnp.zeros((2, 48)),
-      jnp.zeros((48, 2, 64)),
-      activation='silu',
-      config=swiglu_gpu.Config(block_rows=32),
-      interpret=True,
-    )
+    swiglu_gpu.swiglu(*arrays, activation='silu', config=config, interpret=True)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +125,8 @@ def test_shapes_of_specs_are_those_of_calls(
   spec = KERNELS[kernel][0][0]
   config = next(tune.candidates(kernel, 'pallas_gpu'))
   path = tmp_path / 'tiles.json'
-  write(
-    path,
-    kernel=kernel,
-    shapes=tuning.shapes_of(spec.arrays()),
-    config=dataclasses.asdict(config),
-  )
+  shapes, tiles = tuning.shapes_of(spec.arrays()), dataclasses.asdict(config)
+  write(path, kernel=kernel, shapes=shapes, config=tiles)
   monkeypatch.setenv(tuning.VARIABLE, str(path))
   call = functools.partial(
     API_CALLS[kernel], implementation='pallas_gpu', **spec.options()
