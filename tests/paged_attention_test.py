@@ -179,6 +179,29 @@ def test_equals_oracle(name, case):
 
 
 @pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_padding_changes_nothing(name):
+  """The same blocks with room for more tokens, and with longer tables."""
+  case = CASES['bfloat16']
+  arrays = arguments(case, unseen=1e4)
+  got = compiled(name, case)(*arrays)
+  queries, keys, values, table, *lengths, masks, positions = arrays
+  more = (0, 3)
+  wide = dataclasses.replace(case, size=8, num_columns=23)
+  padded = compiled(name, wide)(
+    np.pad(queries, ((0, 0), more, *((0, 0),) * 3)),
+    keys,
+    values,
+    np.pad(table, ((0, 0), more), constant_values=-1),
+    *lengths,
+    np.pad(masks, ((0, 0), more, more)),
+    np.pad(positions, ((0, 0), more)),
+  )
+  assert not np.asarray(padded)[:, 5:].any()
+  got, padded = (np.asarray(x, np.float32) for x in (got, padded))
+  np.testing.assert_allclose(padded[:, :5], got, atol=TOLERANCES['bfloat16'])
+
+
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
 def test_sinks_take_a_share(name):
   """Heads whose sink is far below, beside and far above the scores."""
   case = dataclasses.replace(CASES['trees'], window=40)

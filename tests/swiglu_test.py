@@ -100,6 +100,20 @@ def test_equals_oracle(name, case):
   )
 
 
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_padding_changes_nothing(name):
+  """Other tokens, columns of zeros and rows of zeros beside the same ones."""
+  x, gate_up = arguments(CASES['edges'])
+  call = compiled(name, CASES['edges'].activation)
+  rows = (0, 16)
+  padded = call(
+    np.pad(np.pad(x, ((0, 0), rows)), ((0, 3), (0, 0)), constant_values=1),
+    np.pad(gate_up, (rows, (0, 0), (0, 56))),
+  )
+  np.testing.assert_allclose(padded[:5, :200], call(x, gate_up), atol=2e-6)
+  assert not padded[:, 200:].any()
+
+
 def test_each_device_takes_its_columns():
   """The TPU kernel on two simulated devices that share the columns."""
   case = CASES['whole_tiles']

@@ -126,6 +126,23 @@ def test_equals_oracle(name, case):
   check(name, CASES[case], arguments(CASES[case]))
 
 
+@pytest.mark.parametrize('name', IMPLEMENTATIONS)
+def test_padding_changes_nothing(name):
+  """The same tokens with other ones after them, and a longer tree."""
+  case = CASES['edges']
+  *arrays, masks, positions = arguments(case)
+  got = compiled(name, case)(*arrays, masks, positions)
+  queries, *cache = arrays
+  rows = ((0, 0), (0, 3))
+  padded = compiled(name, dataclasses.replace(case, num_tokens=8, tree_size=8))(
+    np.pad(queries, (*rows, *((0, 0),) * 3)),
+    *cache,
+    np.pad(masks, (*rows, (0, 3))),
+    np.pad(positions, rows),
+  )
+  np.testing.assert_allclose(padded[:, :5], got, atol=1e-6)
+
+
 @pytest.mark.parametrize('window', [None, 40])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_tokens_have_the_same_bits_alone_on_gpus(dtype, window):
