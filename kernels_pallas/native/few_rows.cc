@@ -114,10 +114,10 @@ template <class F>
 constexpr bool kHasOffset = F::kOffset != 0;
 
 // Returns how many outputs R rows take at a time, so that all sums fit into the
-// registers. A single row takes one, as memory is read fastest in its order.
+// registers.
 template <class F, std::size_t R>
 constexpr std::size_t find_together() {
-  std::size_t together = R == 1 ? 1 : kOutputs;
+  std::size_t together = kOutputs;
   while (together > 1 && (R + kHasOffset<F>) * together > kSums) together /= 2;
   return together;
 }
@@ -182,7 +182,7 @@ struct Sums {
       constexpr std::size_t kFirst = i() * kTogether<F, R>;
       constexpr std::size_t kEnd = kFirst + kTogether<F, R>;
       for (std::size_t k = inputs.begin; k < inputs.end; k += F::kStep) {
-        if (R > 1 && fetched.begin <= k && k < fetched.end) {
+        if (fetched.begin <= k && k < fetched.end) {
 #pragma GCC unroll 8
           for (std::size_t m = kFirst; m < kEnd; ++m) {
             __builtin_prefetch(weights + (kOutputs + m) * num_inputs + k, 0, 2);
