@@ -27,15 +27,21 @@ def argmax(values: jax.Array) -> jax.Array:
 
 def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
   """Returns what `jax.lax.top_k` does."""
-  if not _has_blocks(values, k):
-    return tuple(jax.lax.top_k(values, k))
-  of_blocks = functools.partial(_top_k_of_blocks, k=k)
-  return jax.lax.platform_dependent(
-    values,
-    cpu=of_blocks,
-    cuda=of_blocks,
-    default=lambda values: tuple(jax.lax.top_k(values, k)),
-  )
+  # Of more than two axes XLA's CPU backend sorts all numbers.
+  rows = values.reshape(-1, values.shape[-1])
+
+  def plain(rows):
+    return tuple(jax.lax.top_k(rows, k))
+
+  if _has_blocks(rows, k):
+    of_blocks = functools.partial(_top_k_of_blocks, k=k)
+    found = jax.lax.platform_dependent(
+      rows, cpu=of_blocks, cuda=of_blocks, default=plain
+    )
+  else:
+    found = plain(rows)
+  top, indices = (x.reshape(*values.shape[:-1], k) for x in found)
+  return top, indices
 
 
 def top_log_probs(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from kernels_pallas.vocabulary import largest
+
 Array = jax.Array | np.ndarray
 
 PLACEHOLDER_TOKEN_ID = -1  # fills token rows after the last output token
@@ -140,7 +142,7 @@ class Logprobs:
     """
     index = jnp.maximum(token_ids, 0)[:, :, None]
     log_probs = jax.nn.log_softmax(logits, axis=-1)
-    top, top_token_ids = jax.lax.top_k(log_probs, num_top)
+    top, top_token_ids = largest.top_k(log_probs, num_top)
     return cls(
       chosen=jnp.take_along_axis(log_probs, index, axis=2)[:, :, 0],
       top=top,
