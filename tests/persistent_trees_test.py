@@ -137,7 +137,7 @@ def test_caches_are_those_of_a_fresh_prefill(split, run_ahead):
 
 
 def new_chains(target, draft):
-  """Texts, and the chains that a draft grew anew after them.
+  """Texts, and the chains that a draft grew from nothing after them.
 
   After prompts that share pages and rounds without drafts.
   """

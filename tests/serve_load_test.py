@@ -156,7 +156,8 @@ def test_forced_acceptance(model, tmp_path, capsys):
     write_prompts(tmp_path),
     '--mode=forced',
     '--policies=none,fixed_2',
-    *FEW,
+    *FEW[:2],
+    '--output_tokens=16',
     f'--output_dir={tmp_path / "results"}',
   )
   with pytest.raises(errors.UserError, match='needs --forced_acceptance'):

@@ -3,7 +3,8 @@
 F prefixes (such as documents) are prefilled once. Each has C rows that go on
 from it, all N steps long, without the host in between. A row follows a
 script: forced tokens (such as an instruction) and generated passages take
-turns, and a branch begins anew after the prefix, so that no row is ever idle.
+turns. A row that has ended a branch begins the next one after the same prefix,
+so that none is ever idle.
 
 Keys lie with the rows last: so a CPU multiplies them with few queries several
 times faster.
@@ -33,7 +34,7 @@ from swiftspec_jax.models.params import Params
 
 GENERATE = -1  # in a script: the model writes here
 _PREFILL_CHUNK = 256
-_STEPS = 64  # of one program
+_STEPS = 128  # of one program
 
 
 @struct.dataclass(frozen=True, kw_only=True)
@@ -184,7 +185,7 @@ def roll_out(
       f.
     script: script of B rows; its first op is a forced token that begins a
       branch.
-    num_steps: T, a multiple of 64.
+    num_steps: T, a multiple of 128.
     num_stored: K.
     key: consumed.
     feature_layers: layers of the target, whose outputs are stored.
