@@ -36,7 +36,7 @@ def render(template, *messages, **options):
   read = [messages_lib.Message.model_validate(m) for m in messages]
   return chat_template.render(
     tokenizer,
-    [m.to_template(reads_images=False) for m in read],
+    [m.to_template() for m in read],
     chat_template.Options(**options),
   )
 

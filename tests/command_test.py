@@ -121,8 +121,10 @@ def test_extras_are_installed_from_the_checkout_or_by_their_packages(
     f"{sys.executable} -m pip install -e '{programs.ROOT}[serve]'"
   )
   monkeypatch.setattr(extras, 'CHECKOUT', tmp_path)  # as beside a wheel
-  command = extras.how_to_install('images')
-  assert re.fullmatch(r".* -m pip install 'pillow[<>=,\d]+'", command)
+  command = extras.how_to_install('experiments')
+  assert re.fullmatch(
+    r".* -m pip install 'matplotlib[<>=,.\d]+' 'rich[<>=,.\d]+'", command
+  )
 
 
 def test_ctrl_c_amid_imports_is_no_traceback(tmp_path):

@@ -189,7 +189,7 @@ def test_messages_as_clients_keep_them():
   body = MESSAGES | {'messages': [*MESSAGES['messages'], fields]}
   message = schema.ChatRequest.model_validate(body).messages[-1]
   expected = {'role': 'assistant', 'content': 'Hello', 'name': 'Bob'}
-  assert message.to_template(reads_images=False) == expected
+  assert message.to_template() == expected
   options = {'include_obfuscation': False, 'continuous_usage_stats': False}
   streamed = {**PROMPT, 'stream': True, 'stream_options': options}
   read = schema.CompletionRequest.model_validate(streamed)

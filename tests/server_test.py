@@ -360,9 +360,11 @@ TOOLS = [{'type': 'function', 'function': {'name': 'look_up'}}]
 
 def test_other_mistakes_are_explained(client, address):
   chat = client.chat.completions
+  picture = {'type': 'image_url', 'image_url': {'url': 'data:image/png,'}}
   for options, message in (
     ({'messages': []}, 'messages: List should have at least 1 item'),
     ({'messages': [{'role': 'user', 'content': ''}]}, 'no message has content'),
+    ({'messages': [{'role': 'user', 'content': [picture]}]}, "be 'text'"),
     ({'tools': [{'type': 'function'}]}, 'tools.0.function: Field required'),
     ({'tools': TOOLS}, 'chat template shows no tools; leave out tools, or'),
     ({'tool_choice': 'required'}, 'a tool that is not in tools'),

@@ -113,7 +113,6 @@ class Decoder:
     self._declared = _declare(spec, batch_size, length, has_choice=has_policy)
     self._policy = policy or FixedLength(length)
     self._engine: Engine | None = None
-    self._max_images = 1  # of the requests so far
     self._lock = threading.Lock()  # held by who uses the engine
 
   @property
@@ -200,11 +199,9 @@ class Decoder:
     Raises:
       UserError: it cannot be decoded.
     """
-    num_images = len(request.images)
     requests_lib.check(
-      request, self._target, self.max_context, self._target.name, num_images
+      request, self._target, self.max_context, self._target.name
     )
-    self._max_images = max(self._max_images, num_images)
     num_new = jobs.max_new_tokens(request, self.max_context)
     return len(request.token_ids) + num_new
 
@@ -224,11 +221,7 @@ class Decoder:
     with contextlib.ExitStack() as at_the_end:
       at_the_end.callback(self._lock.release)
       engine = self._engine
-      if (
-        engine is None
-        or engine.max_context < limit
-        or engine.max_images < self._max_images
-      ):
+      if engine is None or engine.max_context < limit:
         engine = self._engine = None  # free its memory first
         engine = self._engine = self._make_engine(
           min(buckets.power_of_two(limit), self.max_context)
@@ -247,7 +240,7 @@ class Decoder:
     engine = Engine(
       self._target,
       self._spec,
-      sizes=dataclasses.replace(sizes, max_images=self._max_images),
+      sizes=sizes,
       policy=policy,
       looks_up=self._looks_up,
       run_ahead=self._run_ahead,

@@ -86,24 +86,19 @@ def _end_of_turn(tokenizer: tokenizer_lib.Tokenizer) -> int | None:
     for token_id, token in tokenizer.added_tokens_decoder.items()
     if token.special
   }
-  # Templates of models that read images want parts.
-  for wrap in (
-    lambda text: text,
-    lambda text: [{'type': 'text', 'text': text}],
-  ):
-    conversation = [
-      {'role': 'user', 'content': wrap(_QUESTION)},
-      {'role': 'assistant', 'content': wrap(_ANSWER)},
-    ]
-    try:
-      text = tokenizer.apply_chat_template(conversation, tokenize=False)
-    except (jinja2.TemplateError, LookupError, TypeError, ValueError):
-      continue  # it takes no such conversation
-    _, answer, rest = text.rpartition(_ANSWER)
-    following = [name for name in special if rest.lstrip().startswith(name)]
-    if answer and following:
-      return special[max(following, key=len)]
-  return None
+  conversation = [
+    {'role': 'user', 'content': _QUESTION},
+    {'role': 'assistant', 'content': _ANSWER},
+  ]
+  try:
+    text = tokenizer.apply_chat_template(conversation, tokenize=False)
+  except (jinja2.TemplateError, LookupError, TypeError, ValueError):
+    return None  # it takes no such conversation
+  _, answer, rest = text.rpartition(_ANSWER)
+  following = [name for name in special if rest.lstrip().startswith(name)]
+  if not (answer and following):
+    return None
+  return special[max(following, key=len)]
 
 
 def _unique(token_ids: Iterable[int]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from swiftspec_jax.checkpoint.quantized import (
 )
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families
-from swiftspec_jax.models.families import gemma4, vision_families
+from swiftspec_jax.models.families import gemma4
 from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 from swiftspec_jax.models.params import Params
 
@@ -61,13 +61,6 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
       _CHECKS[weight_dtype](values)
     values = quantization_config.without(values)
   config = config_of(path, values)
-  if config.vision:
-    preprocessing = vision_families.preprocessing_from_hf(
-      read_json(directory / 'preprocessor_config.json'),
-      config.vision.image_size,
-    )
-    vision = dataclasses.replace(config.vision, **preprocessing)
-    config = dataclasses.replace(config, vision=vision)
   return dataclasses.replace(config, weight_dtype=weight_dtype)
 
 
@@ -247,17 +240,14 @@ class _Tensors(Mapping[str, np.ndarray]):
     return self._read[stored_name]()
 
   def _stored_name(self, name: str) -> str | None:
-    # Some checkpoints of a bare decoder lack the prefix, those of one that
-    # reads images have more, in two layouts.
-    bare, tower = name.removeprefix('model.'), 'vision_tower.'
+    # Some checkpoints of a bare decoder lack the prefix, those of one beside a
+    # vision tower have more, in two layouts.
+    bare = name.removeprefix('model.')
     candidates = (
       name,
       bare,
       f'language_model.{name}',
       f'model.language_model.{bare}',
-      name.replace(tower, f'{tower}vision_model.'),
-      f'model.{name}',
-      f'model.{name}'.replace(tower, f'{tower}vision_model.'),
     )
     return next((x for x in candidates if x in self._read), None)
 

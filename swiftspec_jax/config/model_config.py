@@ -16,7 +16,6 @@ from swiftspec_jax.config.architecture import (
   IRope,
   Recurrent,
   RopeScaling,
-  Vision,
 )
 
 _POSITIVE = (
@@ -96,7 +95,6 @@ class ModelConfig:
   # that are values, too, or nothing. Only `of_layer` sets it.
   num_kv_parts: int = 2
   experts: Experts | None = None  # Qwen 3 MoE, gpt-oss, Llama 4
-  vision: Vision | None = None  # LLaVA
   # Of a draft that can propose only some of the tokens: their number. Its
   # parameter `output_token_ids` names them.
   output_vocab_size: int | None = None

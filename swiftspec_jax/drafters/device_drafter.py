@@ -36,14 +36,7 @@ class OnDevices(DraftSpec):
   def runs_ahead(self, target: Model) -> bool:
     return True
 
-  def sees_images(self, setup: Setup) -> bool:
-    return True
-
   def make(self, setup: Setup) -> 'DeviceDrafter':
-    setup.refuse_images(
-      f'{self.drafter!r} on the devices',
-      'PromptLookup with run_ahead=0, or a HostDrafter',
-    )
     return DeviceDrafter(self.drafter, setup.target)
 
 

@@ -29,15 +29,12 @@ class SlotTexts:
       caches are empty when this changes.
     page_table: i32[U, any].
     requests: request of each slot, or its last one.
-    num_left_out: i64[U] tokens of the target's texts that these lack; None if
-      they are the same.
   """
 
   token_ids: np.ndarray
   slot_generations: np.ndarray
   page_table: np.ndarray
   requests: list[Request | None] = dataclasses.field(default_factory=list)
-  num_left_out: np.ndarray | None = None
 
   @classmethod
   def empty(cls, max_context: int, page_table: np.ndarray) -> 'SlotTexts':

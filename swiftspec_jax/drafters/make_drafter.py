@@ -1,11 +1,9 @@
 """From what the user names to a drafter of the engine."""
 
 import dataclasses
-from typing import Any
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import TreeConfig
-from swiftspec_jax.drafters import text_only
 from swiftspec_jax.drafters.device_drafter import OnDevices
 from swiftspec_jax.drafters.engine_drafter import (
   EngineDrafter,
@@ -29,9 +27,6 @@ class NoDraft(DraftSpec):
   own_length = 0
 
   def runs_ahead(self, target: Model) -> bool:
-    return True
-
-  def sees_images(self, setup: Setup) -> bool:
     return True
 
   def make(self, setup: Setup) -> EngineDrafter:
@@ -85,14 +80,10 @@ def spec_of(draft: Draft, tree: TreeConfig | None = None) -> DraftSpec:
 def make(spec: DraftSpec, setup: Setup) -> EngineDrafter:
   """Returns the drafter of a spec.
 
-  One that reads no features of a target that reads images is told of the text
-  alone.
-
   Raises:
     UserError: trees are smaller than the declared lengths, the model insists on
-      kernels that cannot read its pages, images cannot be left out, the draft
-      needs the target's pages and there are none, or it needs the text of steps
-      that are ahead.
+      kernels that cannot read its pages, the draft needs the target's pages and
+      there are none, or it needs the text of steps that are ahead.
   """
   run_ahead = setup.run_ahead
   if run_ahead < 0:
@@ -102,10 +93,7 @@ def make(spec: DraftSpec, setup: Setup) -> EngineDrafter:
       f'{spec.name} drafts in the pages of the target, whose slots '
       'have rows; declare sizes with has_rows=False'
     )
-  if setup.target.images is None or spec.sees_images(setup):
-    drafter = spec.make(setup)
-  else:
-    drafter = _without_images(spec, setup)
+  drafter = spec.make(setup)
   if run_ahead and not drafter.runs_ahead:
     raise errors.UserError(
       f'run_ahead={run_ahead} needs PersistentTrees, PromptLookup, a '
@@ -117,19 +105,9 @@ def make(spec: DraftSpec, setup: Setup) -> EngineDrafter:
 
 def lookup_of(spec: DraftSpec, setup: Setup) -> PromptLookup | None:
   """Returns the lookup that a spec is, or may be replaced by, if any."""
-  if setup.target.images is not None:
-    return None
   if not isinstance(spec, PromptLookup):
     if not spec.looks_up:
       return None
     spec = PromptLookup()
   longest = setup.sizes.scheduler.buckets.max_length
   return dataclasses.replace(spec, num_speculative_tokens=longest)
-
-
-def _without_images(spec: DraftSpec, setup: Setup) -> Any:
-  sizes = text_only.sizes_of_draft(setup.sizes)
-  drafter = spec.make(dataclasses.replace(setup, sizes=sizes))
-  return text_only.TextOnly(
-    drafter, setup.sizes.scheduler, setup.target.is_image
-  )

@@ -29,14 +29,6 @@ class Setup:
   run_ahead: int = 0
   timeline: timeline_lib.Timeline | None = None
 
-  def refuse_images(self, name: str, remedy: str) -> None:
-    """Raises UserError if the target reads images, which nobody leaves out."""
-    if self.target.images is not None:
-      raise errors.UserError(
-        f'{name} cannot leave out the images of {self.target.model.name}; '
-        f'take {remedy}'
-      )
-
 
 class DraftSpec:
   """Base of the frozen dataclasses that name a source of drafts.
@@ -98,13 +90,6 @@ class DraftSpec:
 
   def runs_ahead(self, target: Model) -> bool:
     """Returns whether steps are enqueued ahead, where nobody says how many."""
-    return False
-
-  def sees_images(self, setup: Setup) -> bool:
-    """Returns whether texts with images are its own affair.
-
-    Other drafters are told of the text alone.
-    """
     return False
 
   @property

@@ -55,7 +55,6 @@ class Engine(Frontend):
     max_rows: requests that decode together.
     max_context: tokens of a request, prompt and output together.
     max_draft_tokens: draft tokens that a row can accept in a step.
-    max_images: images of a request.
     programs: compiled programs.
     scheduler: queue, slots and pages, to look at.
     drafter: drafter, to look at.
@@ -106,7 +105,6 @@ class Engine(Frontend):
     self.max_rows = config.buckets.max_rows
     self.max_context = config.max_context
     self.max_draft_tokens = config.buckets.max_length
-    self.max_images = sizes.max_images
     self.scheduler = Scheduler(config)
     self.sizes = sizes
     spec = make_drafter.spec_of(draft)
@@ -312,7 +310,6 @@ class Engine(Frontend):
       num_prompt_tokens = len(job.request.token_ids)
       counts[:, slot] = job.num_known, num_prompt_tokens, job.limit
       self._target.sampling.set(slot, job.request.sampling)
-      self._target.assign_images(slot, job.request)
     lengths, prompt_lengths, max_lengths = counts
     rows = Rows(
       # What is enqueued must not see later changes.

@@ -191,7 +191,7 @@ class Frontend:
     self, request: Request, handle: Handle, max_speculative_tokens: int | None
   ) -> Job:
     config = self.sizes.scheduler
-    jobs.check(request, self.model, config, self.max_images)
+    jobs.check(request, self.model, config)
     return Job(request, handle, self.model, config, max_speculative_tokens)
 
   def _queue(self, job: Job) -> None:

@@ -18,7 +18,6 @@ from swiftspec_jax.requests import (
   Request,
   Source,
   grammar,
-  images,
   results,
   source_of,
 )
@@ -33,16 +32,9 @@ if TYPE_CHECKING:
   import llguidance
 
 
-def check(
-  request: Request, model: Model, config: SchedulerConfig, max_images: int = 0
-) -> None:
+def check(request: Request, model: Model, config: SchedulerConfig) -> None:
   """Raises UserError for a request that an engine cannot serve."""
-  requests.check(request, model, config.max_context, 'this engine', max_images)
-  if request.images and jax.process_count() > 1:
-    raise errors.UserError(
-      f'images are not sent to the {jax.process_count()} processes of this '
-      'engine; serve models that read images from one'
-    )
+  requests.check(request, model, config.max_context, 'this engine')
   if request.sampling.structured_outputs and jax.process_count() > 1:
     raise errors.UserError(
       f'structured_outputs is for engines of one process, and this one has '
@@ -97,7 +89,6 @@ class Job:
     self.matcher: llguidance.LLMatcher | None = (
       None if wanted is None else grammar.start(wanted, model)
     )
-    self._vision = model.config.vision
     self._page_size = config.page_size if config.shares_prefixes else None
     self._num_paged = 0  # tokens in pages whose keys are known
     self._last_key = b''
@@ -152,22 +143,11 @@ class Job:
       return []
     if self.num_known - self._num_paged < self._page_size:
       return []
-    token_ids = self._distinct_tokens()[self._num_paged :]
+    token_ids = self.known_tokens()[self._num_paged :]
     keys = page_table.keys_of(token_ids, self._page_size, self._last_key)
     self._num_paged += len(keys) * self._page_size
     self._last_key = keys[-1]
     return keys
-
-  def _distinct_tokens(self) -> list[int] | np.ndarray:
-    """Returns prompt and output; the places of other images are different."""
-    if self._vision is None:
-      return self.known_tokens()
-    prompt = images.distinct(
-      self.request.token_ids, self.request.images, self._vision
-    )
-    rest = np.zeros((len(self.token_ids), prompt.shape[1]), np.int32)
-    rest[:, 0] = self.token_ids
-    return np.concatenate([prompt, rest])
 
   def push(
     self,

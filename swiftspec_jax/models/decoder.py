@@ -201,7 +201,6 @@ def run_layers(
   products: layer_products.Products = layer_products.PLAIN,
   features_before: jax.Array | None = None,
   feature_layers: tuple[int, ...] = (),
-  images: tuple[jax.Array, jax.Array] | None = None,
   is_real: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
   """Runs the model over tokens; what they attend to is up to `attend_fn`.
@@ -220,8 +219,6 @@ def run_layers(
       model reads features. It is `project_features` of the target's outputs, or
       the model's own hidden state; zeros for the first token of a text.
     feature_layers: indices of layers whose outputs are features.
-    images: embeddings [B, T, D], and bool[B, T] which tokens have these in the
-      place of their own; None if none has.
     is_real: bool[B, T] tokens that are no padding. The others are zeros, for
       which kernels of CPUs do no work; None does it for all.
 
@@ -237,7 +234,8 @@ def run_layers(
   }
   if config.irope:
     factors = layers.query_factors(positions, config.irope)
-  x = _embed(params, config, token_ids, images)
+  x = layers.take_rows(params['embedding'], token_ids)
+  x = x * jnp.asarray(config.embed_scale, x.dtype)
   if is_real is not None:
     x = jnp.where(is_real[..., None], x, 0)
   if config.recurrent:
@@ -292,16 +290,6 @@ def _fuse(params, config, x, features):
     x = layers.rms_norm(x, params['token_norm'], config.norm_eps)
     x = layers.product(x, params['token_fusion'])
   return x + layers.product(normed, params['feature_fusion']), None
-
-
-def _embed(params, config, token_ids, images):
-  """Returns [B, T, D] what goes into the first layer."""
-  x = layers.take_rows(params['embedding'], token_ids)
-  x = x * jnp.asarray(config.embed_scale, x.dtype)
-  if images is None:
-    return x
-  embeddings, is_image = images
-  return jnp.where(is_image[..., None], embeddings.astype(x.dtype), x)
 
 
 @_at_full_precision

@@ -12,7 +12,6 @@ import numpy as np
 
 from swiftspec_jax import config as config_lib
 from swiftspec_jax.config import ModelConfig
-from swiftspec_jax.config.architecture import Vision
 from swiftspec_jax.models.matrices import (
   int8_dynamic,
   quantization,
@@ -85,8 +84,6 @@ def param_specs(config: ModelConfig) -> Specs:
     specs |= _recurrent_specs(c)
   elif c.reads_features:
     specs |= _feature_specs(c)
-  if c.vision:
-    specs['vision'] = _vision_specs(c.vision, c.embed_dim)
   if c.layer_input_dim:
     specs |= {
       'layer_embedding': table('vocab', 'layer_inputs'),
@@ -306,43 +303,6 @@ def _feature_specs(config: ModelConfig) -> Specs:
     specs['target_feature_norm'] = spec('features')
   if config.eagle3 and config.block:
     specs['mask_feature'] = spec('features', scale=1.0)
-  return specs
-
-
-def _vision_specs(vision: Vision, embed_dim: int) -> Specs:
-  """Returns the specs of a vision tower, which every device holds whole."""
-  width, ffw = vision.embed_dim, vision.ffw_dim
-
-  def linear(name: str, num_in: int, num_out: int) -> Specs:
-    return {
-      name: _whole(num_in, num_out, scale=num_in**-0.5),
-      f'{name}_bias': _whole(num_out, scale=0.02),
-    }
-
-  def norm(name: str) -> Specs:
-    return {name: _whole(width), f'{name}_bias': _whole(width, scale=0.02)}
-
-  layer = {
-    **norm('attention_norm'),
-    **linear('qkv', width, 3 * width),
-    **linear('attention_out', width, width),
-    **norm('ffw_norm'),
-    **linear('up', width, ffw),
-    **linear('down', ffw, width),
-  }
-  is_clip = vision.kind == 'clip'
-  num_positions = vision.num_patches + is_clip
-  patches = linear('patches', 3 * vision.patch_size**2, width)
-  specs = {
-    **patches,
-    'positions': _whole(num_positions, width, scale=0.02),
-    'layers': [layer] * vision.num_layers,
-    **linear('projection_in', width, embed_dim),
-    **linear('projection_out', embed_dim, embed_dim),
-  }
-  if is_clip:
-    del specs['patches_bias']
-    specs |= {'class_token': _whole(width, scale=0.02), **norm('norm')}
   return specs
 
 

@@ -7,8 +7,7 @@ import math
 from swiftspec_jax import errors
 from swiftspec_jax.config import SamplingParams
 from swiftspec_jax.models.model import Model
-from swiftspec_jax.requests import grammar, images, results
-from swiftspec_jax.requests.images import Image
+from swiftspec_jax.requests import grammar, results
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,15 +21,12 @@ class Request:
       the draft know it; else not used.
     slo_tpot: promised seconds per output token after the first one, for
       policies that mind promises; None for no promise.
-    images: images of the prompt, in their order, for a model that reads some.
-      `images.expand` makes room for them among the tokens.
   """
 
   token_ids: tuple[int, ...]
   sampling: SamplingParams = SamplingParams()
   reference_token_ids: tuple[int, ...] = ()
   slo_tpot: float | None = None
-  images: tuple[Image, ...] = ()
 
   def __post_init__(self):
     slo = self.slo_tpot
@@ -39,13 +35,7 @@ class Request:
     errors.check_fields(self, {'slo_tpot': (is_valid, requirement)})
 
 
-def check(
-  request: Request,
-  target: Model,
-  max_context: int,
-  who: str,
-  max_images: int = 0,
-) -> None:
+def check(request: Request, target: Model, max_context: int, who: str) -> None:
   """Raises UserError for a request that cannot be decoded.
 
   Args:
@@ -53,7 +43,6 @@ def check(
     target: model that the tokens are for.
     max_context: most tokens, prompt and output together.
     who: name of what has that limit, for the message.
-    max_images: most images.
   """
   length, vocab_size = len(request.token_ids), target.config.vocab_size
   if length == 0:
@@ -71,19 +60,6 @@ def check(
   request.sampling.check_vocabulary(vocab_size)
   if request.sampling.structured_outputs is not None:
     grammar.start(request.sampling.structured_outputs, target)
-  vision = target.config.vision
-  if request.images and vision is None:
-    raise errors.UserError(
-      f'{target.name} reads no images; leave them out, or take a LLaVA'
-    )
-  if len(request.images) > max_images:
-    raise errors.UserError(
-      f'the prompt has {len(request.images)} images; {who} takes at most '
-      f'{max_images}; a decoder takes any number, an engine the max_images of '
-      'its sizes'
-    )
-  if vision is not None:
-    images.check_places(request.token_ids, request.images, vision)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -148,15 +148,11 @@ async def _chat(
   make_format: Callable[..., ChatFormat],
 ) -> Any:
   service = http.app.state.service
-  messages = [
-    message.to_template(reads_images=service.model.config.vision is not None)
-    for message in body.messages
-  ]
+  messages = [message.to_template() for message in body.messages]
   requests = await _requests(
     service,
     body,
     [messages],
-    image_urls=[url for message in body.messages for url in message.image_urls],
     template_options=body.template_options,
     changes=tool_choice.sampling_of(
       service.call_format, service.model.tokenizer, body
@@ -179,17 +175,15 @@ async def _requests(
   body: schema.CompletionRequest | schema.ChatRequest,
   prompts: Sequence[prompt_lib.Prompt],
   *,
-  image_urls: Sequence[str] = (),
   changes: Mapping[str, Any] = _UNCHANGED,
   **encoding: Any,
 ) -> list[ss.Request]:
-  """Returns the requests of a call: prompts with the same images, times n.
+  """Returns the requests of a call: prompts times n.
 
   Args:
     service: engine and its limits.
     body: fields of the call.
     prompts: prompts of the call.
-    image_urls: data URLs of images.
     changes: fields of the sampling in place of those of the body.
     **encoding: options of `PromptEncoder.encode`.
   """
@@ -203,14 +197,8 @@ async def _requests(
     await asyncio.to_thread(
       grammar.start, samplings[0].structured_outputs, service.model
     )
-  images = await service.encoder.read(image_urls)
   return [
-    ss.Request(
-      token_ids=token_ids,
-      sampling=sampling,
-      slo_tpot=body.slo_tpot,
-      images=images,
-    )
+    ss.Request(token_ids=token_ids, sampling=sampling, slo_tpot=body.slo_tpot)
     for token_ids in await service.encoder.encode(prompts, **encoding)
     for sampling in samplings
   ]

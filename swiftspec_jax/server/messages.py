@@ -1,7 +1,7 @@
 """Messages of conversations, as clients send them."""
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
@@ -14,23 +14,6 @@ class TextPart(JsonObject):
 
   type: Literal['text']
   text: str
-
-
-class ImageUrl(JsonObject):
-  """An image."""
-
-  url: str = Field(description='data:image/...;base64,...; none is fetched.')
-  detail: Literal['auto'] = 'auto'
-
-
-class ImagePart(JsonObject):
-  """An image in a message."""
-
-  type: Literal['image_url']
-  image_url: ImageUrl
-
-
-_Part = Annotated[TextPart | ImagePart, Field(discriminator='type')]
 
 
 class Function(JsonObject):
@@ -106,7 +89,7 @@ class Message(JsonObject):
     description='Any that the chat template of the model shows; developer is '
     'system where it does not name that.',
   )
-  content: str | list[_Part] = Field(
+  content: str | list[TextPart] = Field(
     '', description='Only messages of assistants may go without.'
   )
   name: str | None = None
@@ -119,22 +102,9 @@ class Message(JsonObject):
       raise ValueError(f'a message of role {self.role!r} needs content')
     return self
 
-  @property
-  def image_urls(self) -> list[str]:
-    """The images, in their order."""
-    if isinstance(self.content, str):
-      return []
-    parts = (p for p in self.content if isinstance(p, ImagePart))
-    return [part.image_url.url for part in parts]
-
-  def to_template(self, *, reads_images: bool) -> dict[str, Any]:
-    """Returns the message as chat templates want it.
-
-    Args:
-      reads_images: whether the model does; its template then gets parts.
-    """
-    found: dict[str, Any] = {'role': self.role}
-    found['content'] = self._parts() if reads_images else self._text()
+  def to_template(self) -> dict[str, Any]:
+    """Returns the message as chat templates want it."""
+    found: dict[str, Any] = {'role': self.role, 'content': self._text()}
     if self.tool_calls is not None:
       found['tool_calls'] = [call.to_template() for call in self.tool_calls]
     for name in ('name', 'tool_call_id'):
@@ -145,17 +115,4 @@ class Message(JsonObject):
   def _text(self) -> str:
     if isinstance(self.content, str):
       return self.content
-    texts = (part.text for part in self.content if isinstance(part, TextPart))
-    return '\n'.join(texts)
-
-  def _parts(self) -> list[dict[str, str]]:
-    parts = self.content
-    if isinstance(parts, str):
-      parts = [TextPart(type='text', text=parts)]
-    return [
-      {'type': 'text', 'text': part.text}
-      if isinstance(part, TextPart)
-      else {'type': 'image'}
-      for part in parts
-      if part != TextPart(type='text', text='')
-    ]
+    return '\n'.join(part.text for part in self.content)

@@ -1,6 +1,6 @@
 """What clients can ask /v1/responses for: a conversation in other words."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
@@ -36,32 +36,17 @@ class _Text(JsonObject):
   text: str
 
 
-class _Image(JsonObject):
-  _neutral: ClassVar[Neutral] = {'detail': ('auto',)}
-
-  type: Literal['input_image']
-  image_url: str
-
-
-_Part = Annotated[_Text | _Image, Field(discriminator='type')]
-
-
-def _parts(content: str | list[_Part]) -> str | list[dict[str, Any]]:
+def _parts(content: str | list[_Text]) -> str | list[dict[str, Any]]:
   """Returns a content as chats have it."""
   if isinstance(content, str):
     return content
-  return [
-    {'type': 'text', 'text': part.text}
-    if isinstance(part, _Text)
-    else {'type': 'image_url', 'image_url': {'url': part.image_url}}
-    for part in content
-  ]
+  return [{'type': 'text', 'text': part.text} for part in content]
 
 
 class _Message(_Item):
   type: Literal['message'] = 'message'
   role: str
-  content: str | list[_Part]
+  content: str | list[_Text]
 
   def to_chat(self) -> dict[str, Any]:
     return {'role': self.role, 'content': _parts(self.content)}
@@ -82,7 +67,7 @@ class _Call(_Item):
 class _CallOutput(_Item):
   type: Literal['function_call_output']
   call_id: str
-  output: str | list[_Part]
+  output: str | list[_Text]
 
   def to_chat(self) -> dict[str, Any]:
     content = _parts(self.output)

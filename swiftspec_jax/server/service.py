@@ -68,12 +68,7 @@ class Service:
     self.engine = engine
     self.model = model
     self.name = name or model.name
-    self.encoder = PromptEncoder(
-      model.tokenizer,
-      engine.max_context,
-      model.config.vision,
-      engine.max_images,
-    )
+    self.encoder = PromptEncoder(model.tokenizer, engine.max_context)
     self.call_format = tool_call_parser or tool_calls.format_of(model.tokenizer)
     self.created = int(time.time())
     self.metrics = Metrics(engine, self.name)

@@ -45,8 +45,7 @@ async def tokenize(body: TokenizeRequest, http: fastapi.Request):
   service.check_model(body.model)
   prompt = body.prompt
   if prompt is None:
-    reads_images = service.model.config.vision is not None
-    prompt = [x.to_template(reads_images=reads_images) for x in body.messages]
+    prompt = [message.to_template() for message in body.messages]
   (ids,) = await service.encoder.encode(
     [prompt],
     template_options=body.template_options,

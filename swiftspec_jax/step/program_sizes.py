@@ -46,7 +46,6 @@ class ProgramSizes:
     scheduler: rows, query tokens and lengths; pages.
     contexts: numbers of tokens under the attention, ascending. A step takes
       the smallest one that its longest row fits into.
-    max_images: most images of a request, where the target reads images.
     has_rows: whether each slot has a row of the target's cache to itself. Then
       nothing is looked up in a page table, and every step computes all slots:
       for few of them. `of_rows` makes such sizes.
@@ -55,7 +54,6 @@ class ProgramSizes:
 
   scheduler: SchedulerConfig
   contexts: tuple[int, ...] = ()
-  max_images: int = 1
   has_rows: bool = False
   least_tokens: int = 1
 
@@ -98,7 +96,6 @@ class ProgramSizes:
       and len(config.buckets.rows) == 1
     )
     checks = {
-      'max_images': (self.max_images >= 1, '>= 1'),
       'has_rows': (
         can_have_rows or not self.has_rows,
         'False, unless the sizes are like those of `of_rows`',

@@ -18,11 +18,9 @@ from swiftspec_jax import policies
 from swiftspec_jax import tree as tree_lib
 from swiftspec_jax.models.cache import dense
 from swiftspec_jax.models.model import Model
-from swiftspec_jax.requests import Request
 from swiftspec_jax.runtime import sharding
 from swiftspec_jax.step import (
   ahead_of_time,
-  slot_images,
   slot_sampling,
   slot_trees,
   stateless_drafter,
@@ -34,7 +32,6 @@ from swiftspec_jax.step.program_sizes import ProgramSizes
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.rows import Rows
 from swiftspec_jax.step.slot_drafts import Search, SlotDrafts
-from swiftspec_jax.step.slot_images import SlotImages
 from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.unread_tokens import Texts
 from swiftspec_jax.tree import types
@@ -50,8 +47,6 @@ class Target:
     sampling: sampling parameters of the slots.
     no_drafts: chains and trees of `SlotDrafts` that stand for none, on the
       devices.
-    images: images of the slots, on the devices; None if the model reads none.
-    is_image: bool[B, S] which tokens of prompts stand for images, on the host.
     takes_trees: whether drafts are trees, not chains.
     narrows: whether steps feed no draft if the devices find none. On GPUs eight
       tokens take as long as one, and to choose would have them wait for the
@@ -98,9 +93,6 @@ class Target:
         max_lengths=no_text[:, 0].copy(),
       )
     )
-    self._max_images = sizes.max_images
-    self.images = self._no_images(config.max_context)
-    self.is_image = np.zeros((self._num_slots, config.max_context), bool)
     shape = (config.buckets.max_rows, config.buckets.max_length)
     chains, trees = np.zeros(shape, np.int32), None
     if takes_trees:
@@ -114,19 +106,6 @@ class Target:
       self._num_slots, config.vocab_size, self.put, config.eos_token_ids
     )
 
-  def _no_images(self, max_context: int) -> SlotImages | None:
-    config = self.model.config
-    if config.vision is None:
-      return None
-    num_images = self._num_slots * self._max_images
-    shape = num_images, config.vision.num_tokens, config.embed_dim
-    return self.put(
-      SlotImages(
-        embeddings=np.zeros(shape, self.model.dtype),
-        index=np.full((self._num_slots, max_context), -1, np.int32),
-      )
-    )
-
   def compiling(self) -> 'Target':
     """Returns a target that compiles its programs instead of running them.
 
@@ -136,7 +115,6 @@ class Target:
     twin._call = ahead_of_time.compile_only
     twin.cache = ahead_of_time.abstract(self.cache)
     twin.rows = ahead_of_time.abstract(self.rows)
-    twin.images = ahead_of_time.abstract(self.images)
     twin.sampling = twin._greedy_sampling()
     return twin
 
@@ -191,44 +169,10 @@ class Target:
     new, is_new = self.put((rows, is_new))
     self.rows = self._call(rows_lib.assign, self.rows, new, is_new)
 
-  def assign_images(self, slot: int, request: Request) -> None:
-    """Enqueues that a slot has the images of another request from now on."""
-    if self.images is None:
-      return
-    token_id = self.model.config.vision.image_token_id
-    is_image = np.zeros(self.is_image.shape[1], bool)
-    is_image[: len(request.token_ids)] = np.equal(request.token_ids, token_id)
-    self.is_image[slot] = is_image
-    first = slot * self._max_images
-    num_before = first * self.model.config.vision.num_tokens
-    index = np.where(is_image, num_before - 1 + np.cumsum(is_image), -1)
-    for i, image in enumerate(request.images):
-      self._see(image.pixels, first + i)
-    self._assign_index(slot, index.astype(np.int32))
-
-  def _assign_index(self, slot: int, index: np.ndarray) -> None:
-    slot, index = self.put((np.int32(slot), index))
-    self.images = self._call(slot_images.assign, self.images, slot, index)
-
-  def _see(self, pixels: np.ndarray, place: int) -> None:
-    pixels, place = self.put((pixels, np.int32(place)))
-    self.images = self._call(
-      slot_images.see,
-      self.model.params['vision'],
-      self.images,
-      pixels,
-      place,
-      config=self.model.config.vision,
-    )
-
   def warm_up(self) -> None:
     """Goes through the programs that no step has."""
     none = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.rows)
     self.assign(none, np.zeros(self._num_slots, bool))
-    if self.images is not None:
-      size = self.model.config.vision.image_size
-      self._see(np.zeros((size, size, 3), np.uint8), 0)
-      self._assign_index(0, np.zeros(self.is_image.shape[1], np.int32))
 
   def dispatch(
     self,
@@ -274,7 +218,6 @@ class Target:
         *arrays,
         self.argument(search.wanted),
         self.argument(np.int32(least_found)),
-        self.images,
         sampling,
         drafter=search.drafter,
         max_length=self._max_length,
@@ -298,7 +241,7 @@ class Target:
       # Other drafters can take the forwards of prompts, so these are apart.
       run = functools.partial(self._call, target_programs.run_step)
     self.cache, self.rows, verdicts, logprobs = run(
-      *arrays, *self._arrays_of(drafts, flat), self.images, sampling, **statics
+      *arrays, *self._arrays_of(drafts, flat), sampling, **statics
     )
     return verdicts, logprobs, drafts
 

@@ -119,7 +119,6 @@ def forward(
   batch: RaggedBatch,
   cache: Cache,
   features_before: jax.Array | None = None,
-  images: tuple[jax.Array, jax.Array] | None = None,
   is_real: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache]:
   """Runs the model over tokens and writes what the cache keeps of them.
@@ -131,8 +130,6 @@ def forward(
     batch: rows and places of the tokens.
     cache: cache of all rows.
     features_before: [N, D], where the model reads features; same as in
-      `decoder.run_layers`.
-    images: embeddings [N, D] and bool[N], where prompts have images; same as in
       `decoder.run_layers`.
     is_real: bool[N] tokens that are no padding: kernels of CPUs do no work for
       the others. None for work on all.
@@ -197,8 +194,8 @@ def forward(
     attend=attend,
     attend_from_heads=attend_from_heads,
   )
-  features_before, images, is_real = jax.tree.map(
-    lambda array: array[None], (features_before, images, is_real)
+  features_before, is_real = jax.tree.map(
+    lambda array: array[None], (features_before, is_real)
   )
   is_fused = _is_fused(config, batch, cache.sharding.mesh)
   hidden, features = decoder.run_layers(
@@ -211,7 +208,6 @@ def forward(
     products=_products(len(token_ids), config, cache),
     features_before=features_before,
     feature_layers=cache.feature_layers,
-    images=images,
     is_real=is_real,
   )
   cache = cache.replace(**all_layers.of_pairs(kept))

@@ -27,7 +27,6 @@ from swiftspec_jax.step import (
 from swiftspec_jax.step.control_flow import run_if
 from swiftspec_jax.step.ragged_batch import StepSizes
 from swiftspec_jax.step.rows import Rows
-from swiftspec_jax.step.slot_images import SlotImages
 from swiftspec_jax.step.slot_sampling import SamplingLevel
 from swiftspec_jax.step.slot_trees import SlotTrees
 from swiftspec_jax.step.target_forward import Cache
@@ -83,7 +82,6 @@ def query_logits(
   rows: Rows,
   drafted: jax.Array | None,
   trees: SlotTrees | None,
-  images: SlotImages | None,
   *,
   config: ModelConfig,
   flat: StepSizes,
@@ -98,7 +96,6 @@ def query_logits(
     rows: texts of the slots.
     drafted: i32[B, K]; None in steps without drafts.
     trees: trees of the drafts; None where they are chains, or none.
-    images: images of the slots; None where the model reads none.
     config: static configuration of the model.
     flat: static sizes of the program.
     num_queries: M; static.
@@ -110,16 +107,12 @@ def query_logits(
   step = step_input.place(
     packed, rows, drafted, trees, cache, flat=flat, num_queries=num_queries
   )
-  found = None
-  if images is not None:
-    found = images.of_tokens(step.slots, step.batch.positions)
   hidden, cache = target_forward.forward(
     params,
     config,
     step.token_ids,
     step.batch,
     cache,
-    images=found,
     is_real=step.slots < len(rows.lengths),
   )
   token_ids = step.token_ids
@@ -139,7 +132,6 @@ def run_parts(
   rows: Rows,
   chains: jax.Array,
   trees: jax.Array | None,
-  images: SlotImages | None,
   sampling: sampling_lib.SamplingState,
   *,
   config: ModelConfig,
@@ -170,7 +162,6 @@ def run_parts(
       rows,
       chains if flat.has_drafts else None,
       trees,
-      images,
       config=config,
       flat=flat,
       num_queries=num_queries,

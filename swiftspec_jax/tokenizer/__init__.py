@@ -3,7 +3,6 @@
 import functools
 import itertools
 import operator
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ def encode_prompt(
   prompt: str | Sequence[Message] | Sequence[int],
   *,
   use_chat_template: bool | None = None,
-  takes_parts: bool = False,
   template_options: chat_template.Options | None = None,
   add_special_tokens: bool = True,
 ) -> list[int]:
@@ -32,8 +30,6 @@ def encode_prompt(
     use_chat_template: whether a text is the user's turn of a conversation;
       None is yes if the tokenizer has a chat template. Any other text gets
       the tokenizer's own special tokens, such as BOS.
-    takes_parts: whether the content of messages may be a list of parts, as the
-      chat templates of models that read images want it.
     template_options: further input of the chat template.
     add_special_tokens: whether a text without a template gets special tokens.
 
@@ -56,7 +52,7 @@ def encode_prompt(
   if isinstance(prompt, str):
     prompt = [{'role': 'user', 'content': prompt}]
   # The template writes BOS where the model wants it.
-  _check_messages(tokenizer, prompt, str | list if takes_parts else str)
+  _check_messages(tokenizer, prompt)
   options = template_options or chat_template.Options()
   text = chat_template.render(tokenizer, prompt, options)
   return _encode_text(tokenizer, text, add_special_tokens=False)
@@ -77,17 +73,13 @@ def _check_id(token_id: Any, vocab_size: int) -> int:
   return operator.index(token_id)
 
 
-def _check_messages(
-  tokenizer: Tokenizer,
-  messages: Sequence[Message],
-  kind: type | types.UnionType,
-) -> None:
+def _check_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
   """Raises UserError for messages that no template can render."""
   for message in messages:
     if not (
       isinstance(message, Mapping)
       and isinstance(message.get('role'), str)
-      and isinstance(message.get('content'), kind)
+      and isinstance(message.get('content'), str)
     ):
       raise errors.UserError(
         f"each message needs the strings 'role' and 'content', got {message!r}"

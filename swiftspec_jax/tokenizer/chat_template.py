@@ -52,8 +52,7 @@ def render(
 
   Args:
     tokenizer: tokenizer with a chat template.
-    messages: messages, each with the string 'role', and 'content' that is a
-      string or, for models that read images, a list of parts.
+    messages: messages, each with the strings 'role' and 'content'.
     options: further input of the template.
 
   Raises:
@@ -136,10 +135,7 @@ def _with_calls_as_text(message: Message) -> Message:
   calls = [call['function'] for call in message['tool_calls']]
   text = json.dumps({'tool_calls': calls}, ensure_ascii=False)
   content = message['content']
-  if isinstance(content, str):
-    content = f'{content}\n{text}' if content else text
-  else:
-    content = [*content, {'type': 'text', 'text': text}]
+  content = f'{content}\n{text}' if content else text
   others = {k: v for k, v in message.items() if k != 'tool_calls'}
   return {**others, 'content': content}
 
@@ -170,16 +166,9 @@ def _mark(index: int, part: str) -> str:
 
 def _marked(index: int, message: Message) -> Message:
   """Returns a message that has marks in place of texts and names of tools."""
-  mark = _mark(index, 'content')
-  content = message['content']
-  if not isinstance(content, str):
-    content = [
-      {**part, 'text': mark} if part.get('text', '').strip() else part
-      for part in content
-    ]
-  elif content.strip():
-    content = mark
-  marked = {**message, 'content': content}
+  marked = {**message}
+  if message['content'].strip():
+    marked['content'] = _mark(index, 'content')
   if message.get('tool_calls'):
     name = {'name': _mark(index, 'tool_calls')}
     marked['tool_calls'] = [

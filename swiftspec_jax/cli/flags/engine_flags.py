@@ -76,13 +76,6 @@ _SHARE_PREFIXES = flags.DEFINE_bool(
   'Requests that begin alike share what is in the cache. Not so by default, as '
   'the runs of a sweep have the same prompts.',
 )
-_MAX_IMAGES = flags.DEFINE_integer(
-  'max_images',
-  1,
-  'Most images of a request, where the target reads images; each row has room '
-  'for them.',
-  lower_bound=1,
-)
 _PAGE_SIZE = 16  # of each device that shares the tokens
 _RUN_AHEAD_MODES = modes.PLAIN, 'prompt_lookup', *modes.PERSISTENT_TREES
 
@@ -156,7 +149,6 @@ def sizes() -> ProgramSizes:
       shares_prefixes=_SHARE_PREFIXES.value,
     ),
     contexts=contexts,
-    max_images=_MAX_IMAGES.value,
   )
 
 

@@ -33,8 +33,6 @@ class DraftRows:
   # i32[R] as `RaggedBatch.num_skipped`, None where the tables are whole.
   num_skipped: jax.Array | None
   texts: jax.Array | None  # i32[R, C * Z] known tokens, if drafts look at them
-  # i32[R, D] in the target's text; None if they are the same.
-  noise_positions: jax.Array | None = None
 
 
 @struct.dataclass(frozen=True, kw_only=True)

@@ -280,15 +280,12 @@ class ModelDrafter(EngineDrafter):
       known = _padded_rows(
         texts.token_ids[slots], sizes.num_rows, sizes.context
       )
-    ends, left_out = unread.ends, texts.num_left_out
     steps = np.arange(self._num_forwards, dtype=np.int32)[None]
-    ends_of_target = ends if left_out is None else ends + left_out[slots]
     pad = functools.partial(ragged_batch.padded, size=sizes.num_rows)
     return DraftRows(
       slots=pad(slots),
       last=pad(np.cumsum(unread.counts) - 1),
-      positions=pad(ends)[:, None] + steps,
-      noise_positions=pad(ends_of_target)[:, None] + steps,
+      positions=pad(unread.ends)[:, None] + steps,
       lengths=pad(lengths),
       page_table=_padded_rows(
         unread.page_table,
@@ -347,9 +344,7 @@ class ModelDrafter(EngineDrafter):
         verify.make_noise,
         sampling.seeds,
         rows.slots,
-        rows.positions
-        if rows.noise_positions is None
-        else rows.noise_positions,
+        rows.positions,
         vocab_size=self._model.config.vocab_size,
       )
     num_steps = self._argument(np.int32(self._num_steps(longest)))

@@ -2,7 +2,7 @@
 
 from swiftspec_jax import errors
 from swiftspec_jax.drafters.models import feature_draft, shared_vocabulary
-from swiftspec_jax.drafters.spec import DraftSpec, Setup
+from swiftspec_jax.drafters.spec import DraftSpec
 from swiftspec_jax.models.model import Model
 
 
@@ -12,9 +12,6 @@ class ModelSpec(DraftSpec):
   needs_pages = True
 
   model: Model
-
-  def sees_images(self, setup: Setup) -> bool:
-    return self.model.config.reads_features
 
   def model_for(self, target: Model) -> Model:
     check_fits(self.model, target)

@@ -85,9 +85,6 @@ class PersistentTrees(DraftSpec):
   def runs_ahead(self, target: Model) -> bool:
     return True
 
-  def sees_images(self, setup: Setup) -> bool:
-    return True
-
   def model_for(self, target: Model) -> Model:
     are_disjoint(target, self.model)
     feature_draft.check_lives(self.model)
@@ -95,10 +92,6 @@ class PersistentTrees(DraftSpec):
     return self.model
 
   def make(self, setup: Setup) -> 'PersistentTreeDrafter':
-    setup.refuse_images(
-      'PersistentTrees',
-      'TreeDraft, or the draft model alone (--mode=tree or chain)',
-    )
     return PersistentTreeDrafter(self, setup)
 
 

@@ -59,9 +59,6 @@ class SelfDraft(DraftSpec):
   def num_forwards(self, length: int) -> int:
     return length
 
-  def sees_images(self, setup: Setup) -> bool:
-    return True
-
   def model_for(self, target: Model) -> Model:
     return target
 

@@ -75,10 +75,7 @@ class PromptLookup(StatelessDrafter, DraftSpec):
     return self.num_speculative_tokens
 
   def runs_ahead(self, target: Model) -> bool:
-    return target.config.vision is None  # only the host leaves out images
-
-  def sees_images(self, setup: Setup) -> bool:
-    return setup.run_ahead > 0
+    return True
 
   def make(self, setup: Setup) -> EngineDrafter:
     if not setup.run_ahead:

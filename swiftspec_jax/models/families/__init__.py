@@ -12,7 +12,7 @@ from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Experts
 from swiftspec_jax.models import rope_scaling
-from swiftspec_jax.models.families import gemma4, llama4, vision_families
+from swiftspec_jax.models.families import gemma4, llama4
 from swiftspec_jax.models.families.tensors import Place as Place
 from swiftspec_jax.models.families.tensors import get_checked as get_checked
 from swiftspec_jax.models.families.tensors import layer_from_hf as layer_from_hf
@@ -21,8 +21,7 @@ from swiftspec_jax.models.families.tensors import (
 )
 
 MIMO = 'mimo'  # Qwen 2 with layers for multi-token prediction
-LLAVA = 'llava'  # a vision tower around a decoder of one of the families
-# Families of which only the decoder is read.
+# Models that read images, of which only the decoder is read.
 _WITH_TOWER = llama4.WITH_TOWER, *gemma4.WITH_TOWERS
 # Families that transformers lacks, by those whose config.json is the same.
 SAME_CONFIG = {MIMO: 'qwen2'}
@@ -57,9 +56,6 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     UserError: a family, activation or option that the decoder lacks.
   """
   name = values.get('model_type')
-  if name == LLAVA:
-    vision = vision_families.vision_from_hf(values)
-    return dataclasses.replace(_decoder_of(values), vision=vision)
   if name in _WITH_TOWER:
     return _decoder_of(values)
   errors.check_known('unknown architecture', name, supported())
@@ -91,7 +87,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
 
 def supported() -> tuple[str, ...]:
   """Returns the kinds of models that are known, by `model_type`."""
-  return *FAMILIES, LLAVA, *_WITH_TOWER
+  return *FAMILIES, *_WITH_TOWER
 
 
 def _decoder_of(values: Mapping[str, Any]) -> ModelConfig:

@@ -9,7 +9,7 @@ from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.array_parts import Joined
-from swiftspec_jax.models.families import gemma4, llama4, vision_families
+from swiftspec_jax.models.families import gemma4, llama4
 from swiftspec_jax.models.matrices.stored_blocks import StoredBlocks
 from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 from swiftspec_jax.models.params import Params
@@ -69,9 +69,6 @@ def params_from_hf(
       'layers': list(layers),
       'final_norm': place(final_norm, specs['final_norm']),
     }
-  if c.vision:
-    tower = vision_families.params_from_hf(get, c.vision, c.embed_dim)
-    params['vision'] = place(tower, specs['vision'])
   if c.layer_input_dim:
     tables = gemma4.tables(get, c)
     params |= place(tables, {name: specs[name] for name in tables})
