@@ -16,13 +16,12 @@ NO_PAGE = -1
 
 
 def keys_of(
-  token_ids: Sequence[int] | np.ndarray, page_size: int, before: bytes = b''
+  token_ids: Sequence[int], page_size: int, before: bytes = b''
 ) -> list[bytes]:
   """Returns the keys of the full pages of a text.
 
   Args:
-    token_ids: tokens of the text, or of what follows some full pages; i32[n, m]
-      where a token alone does not say what it stands for.
+    token_ids: tokens of the text, or of what follows some full pages.
     page_size: tokens of a page.
     before: key of the page before; empty at the start of the text.
   """
