@@ -92,7 +92,6 @@ class Step:
       ),
       self._integers(num_rows, num_nodes - 1),
       trees,
-      None,
       self._whole(state),
     )
     return args, {
