@@ -41,12 +41,6 @@ REFUSES = "{{ raise_exception('no') }}"
       '{% endif %}{% endfor %}',
       '<pad>',
     ),
-    # Of LLaVA: messages have parts.
-    (
-      LOOP + '{% for part in m.content %}{{ part.text }}{% endfor %}<pad>'
-      '{% endfor %}',
-      '<pad>',
-    ),
     (LOOP + '{{ m.content }}###{% endfor %}', None),
     (LOOP + '{{ m.role }}{% endfor %}<pad>', None),
     (REFUSES, None),
