@@ -1,9 +1,20 @@
-"""The values of flags, for records of what a program did."""
+"""Flags of the fields of dataclasses, and values of flags for records."""
 
+import dataclasses
+import typing
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from absl import flags
+
+flags.disclaim_key_flags()  # flags are those of the module that asks for them
+
+_DEFINE = {
+  bool: flags.DEFINE_bool,
+  float: flags.DEFINE_float,
+  int: flags.DEFINE_integer,
+}
 
 
 def of(*modules: ModuleType | str) -> dict[str, Any]:
@@ -13,3 +24,23 @@ def of(*modules: ModuleType | str) -> dict[str, Any]:
     for module in modules
     for flag in flags.FLAGS.get_flags_for_module(module)
   }
+
+
+def define_fields(
+  kind: type, texts: Mapping[str, str], prefix: str = ''
+) -> dict[str, flags.FlagHolder]:
+  """Defines flags with the types and defaults of fields; returns them by field.
+
+  Args:
+    kind: dataclass.
+    texts: help of the flags, by field.
+    prefix: beginning of the names of the flags, before those of the fields.
+  """
+  hints = typing.get_type_hints(kind)
+  defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+  holders = {}
+  for name, text in texts.items():
+    only, *_ = typing.get_args(hints[name]) or (hints[name],)  # or None
+    define = _DEFINE[only]
+    holders[name] = define(f'{prefix}{name}', defaults[name], text)
+  return holders
