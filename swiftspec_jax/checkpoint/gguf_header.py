@@ -71,14 +71,12 @@ def read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-  try:
+  broken = f'{path} is not a complete GGUF file: '
+  kinds = (OSError, KeyError, ValueError, struct.error)
+  with errors.explained(broken, kinds, '; download it again'):
     with path.open('rb') as file:
       buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return _Header(buffer).parse()
-  except (OSError, KeyError, ValueError, struct.error) as error:
-    raise errors.UserError(
-      f'{path} is not a complete GGUF file ({error}); download it again'
-    ) from error
 
 
 class _Header:

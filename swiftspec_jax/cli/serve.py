@@ -96,12 +96,9 @@ flags.FLAGS.set_default('share_prefixes', True)
 
 def main() -> None:
   """Runs the program."""
-  try:
+  remedy = f'; the server needs: {extras.how_to_install("serve")}'
+  with errors.explained('', ImportError, remedy):
     importlib.import_module('swiftspec_jax.server.run')
-  except ImportError as error:
-    raise errors.UserError(
-      f'{error}; the server needs: {extras.how_to_install("serve")}'
-    ) from error
   for name in shared_flags.SAMPLING:
     if flags.FLAGS[name].present:
       raise errors.UserError(

@@ -174,7 +174,9 @@ def _config(target: ss.Model) -> training.TrainingConfig:
     feature_layers = shards.feature_layers(pathlib.Path(_DATA.value))
   return training.TrainingConfig(
     student=student.StudentConfig(
-      init_layers=shared_flags.layers('init_layers'),
+      init_layers=flag_values.numbers(
+        'init_layers', 'layer numbers such as 0,1'
+      ),
       feature_layers=feature_layers,
       recurrent=head,
       num_layers=_NUM_LAYERS.value,

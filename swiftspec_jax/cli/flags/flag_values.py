@@ -1,4 +1,4 @@
-"""Flags of the fields of dataclasses, and values of flags for records."""
+"""What is done with flags of any kind: definitions, checks and records."""
 
 import dataclasses
 import typing
@@ -7,6 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from absl import flags
+
+from swiftspec_jax import errors
 
 flags.disclaim_key_flags()  # flags are those of the module that asks for them
 
@@ -44,3 +46,33 @@ def define_fields(
     define = _DEFINE[only]
     holders[name] = define(f'{prefix}{name}', defaults[name], text)
   return holders
+
+
+def numbers(name: str, example: str) -> tuple[int, ...]:
+  """Returns the whole numbers that a flag lists.
+
+  Args:
+    name: name of the flag.
+    example: text of what it must be, for the message.
+
+  Raises:
+    UserError: they are no numbers.
+  """
+  texts = flags.FLAGS[name].value
+  if not all(text.isdecimal() for text in texts):
+    raise errors.UserError(f'--{name}={",".join(texts)} must be {example}')
+  return tuple(map(int, texts))
+
+
+def sizes(holder: flags.FlagHolder) -> tuple[int, ...]:
+  """Returns the sizes that a flag lists.
+
+  Raises:
+    UserError: they are no ascending whole numbers from 1 up.
+  """
+  found = numbers(holder.name, 'numbers such as 8,16')
+  if not found or list(found) != sorted(set(found)) or found[0] < 1:
+    raise errors.UserError(
+      f'--{holder.name}={",".join(holder.value)} must be ascending, from 1 up'
+    )
+  return found

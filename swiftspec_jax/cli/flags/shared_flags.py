@@ -138,20 +138,6 @@ def samplings(num_repeats: int) -> list[ss.SamplingParams]:
   ]
 
 
-def layers(name: str) -> tuple[int, ...]:
-  """Returns the layer numbers that a flag lists.
-
-  Raises:
-    UserError: they are no numbers.
-  """
-  texts = flags.FLAGS[name].value
-  if not all(text.isdecimal() for text in texts):
-    raise errors.UserError(
-      f'--{name}={",".join(texts)} must be layer numbers such as 0,1,29'
-    )
-  return tuple(map(int, texts))
-
-
 def default_modes() -> tuple[str, ...]:
   """Returns the modes that are measured if none are named.
 
