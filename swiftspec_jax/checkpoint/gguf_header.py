@@ -114,12 +114,6 @@ class _Header:
   def _string(self) -> str:
     return self._strings(1)[0]
 
-  def _bytes(self, length: int) -> bytes:
-    start, self._offset = self._offset, self._offset + length
-    if self._offset > len(self._buffer):
-      raise ValueError('it ends inside its metadata')
-    return self._buffer[start : self._offset]
-
   def _value(self, kind: int) -> Any:
     if kind == _STRING:
       return self._string()
@@ -145,7 +139,10 @@ class _Header:
 
   def _numbers(self, kind: int, count: int) -> list:
     dtype = np.dtype(_SCALARS[gguf.GGUFValueType(kind)])
-    return np.frombuffer(self._bytes(count * dtype.itemsize), dtype).tolist()
+    start, self._offset = self._offset, self._offset + count * dtype.itemsize
+    if self._offset > len(self._buffer):
+      raise ValueError('it ends inside its metadata')
+    return np.frombuffer(self._buffer, dtype, count, start).tolist()
 
   def _place(self) -> tuple[str, tuple[int, ...], int, int]:
     name = self._string()
