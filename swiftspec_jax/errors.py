@@ -14,13 +14,15 @@ class UserError(ValueError):
 
 @contextlib.contextmanager
 def explained(
-  before: str, kinds: type[Exception] | tuple[type[Exception], ...]
+  before: str,
+  kinds: type[Exception] | tuple[type[Exception], ...],
+  after: str = '',
 ) -> Iterator[None]:
-  """Turns errors of some kinds into UserErrors, with text before theirs."""
+  """Turns errors of some kinds into UserErrors, with text around theirs."""
   try:
     yield
   except kinds as error:
-    raise UserError(f'{before}{error}') from error
+    raise UserError(f'{before}{error}{after}') from error
 
 
 def check_known(what: str, value: Any, known: Collection[str]) -> None:

@@ -45,7 +45,7 @@ def test_outputs_are_those_of_plain_decoding(name, draft):
   costs = cases.EAGLE_8B.monotone()
   table = BatchTable.profile(costs, buckets, [0.7] * buckets.max_length, 50)
   engine.policy = policy_names.make(
-    name, costs, buckets, table, is_tree=draft == 'tree'
+    name, buckets, costs=costs, table=table, is_tree=draft == 'tree'
   )
   handles = [engine.submit(request) for request in requests()]
   num_verified = 0

@@ -190,7 +190,7 @@ def test_unknown_policies_are_refused(name, message):
   buckets = cases.unpadded(2, max_length=2)
   table = BatchTable({1: 1})
   with pytest.raises(errors.UserError, match=message):
-    policy_names.make(name, cases.EAGLE_8B, buckets, table)
+    policy_names.make(name, buckets, costs=cases.EAGLE_8B, table=table)
 
 
 @pytest.mark.parametrize('value', ['-2', '0', 'x', 'nan', 'inf'])

@@ -102,9 +102,9 @@ class SimulatedLoad:
     """Returns a new policy."""
     return policy_names.make(
       name,
-      self._costs,
       self._config.buckets,
-      self._table,
+      costs=self._costs,
+      table=self._table,
       is_tree=bool(_TREE_SIZES.value),
     )
 

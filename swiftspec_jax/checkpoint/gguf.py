@@ -14,7 +14,7 @@ from swiftspec_jax import errors
 from swiftspec_jax.checkpoint import end_tokens, gguf_header, gguf_rope
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import RopeScaling
-from swiftspec_jax.models import families, layers
+from swiftspec_jax.models import array_parts, families, layers
 from swiftspec_jax.models.matrices.stored_blocks import StoredBlocks
 from swiftspec_jax.models.params import Params
 
@@ -188,14 +188,11 @@ class GGUFFile:
   def _get_tensor(self, config: ModelConfig, hf_name: str) -> np.ndarray:
     name = self._name(hf_name)
     tensor = self._tensor(name)
-    try:
-      array = _dequantize(tensor)
-    except NotImplementedError as error:
-      raise errors.UserError(
-        f'{self._path}: {name} has type {tensor.kind.name}, which the '
-        'gguf package cannot dequantize'
-      ) from error
-    return self._in_order(config, name, array)
+    unknown = (
+      f'{self._path}: {name} cannot be dequantized by the gguf package: '
+    )
+    with errors.explained(unknown, NotImplementedError):
+      return self._in_order(config, name, _dequantize(tensor))
 
   def _in_order(
     self, config: ModelConfig, name: str, array: np.ndarray
@@ -229,11 +226,7 @@ class GGUFFile:
         'dequantizes it'
       )
     found = gguf.quant_shape_from_byte_shape(tensor.shape, tensor.kind)
-    if found != shape:
-      raise errors.UserError(
-        f'{self._path}: {name} has shape {found}, the config says {shape}: '
-        'weights and config do not belong together'
-      )
+    array_parts.check_shape(f'{self._path}: {name}', found, shape)
     places = np.arange(shape[0], dtype=np.int32)
     order = self._in_order(config, name, places)
     return StoredBlocks([tensor], shape[1], order)

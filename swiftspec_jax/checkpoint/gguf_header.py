@@ -71,14 +71,12 @@ def read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-  try:
+  broken = f'{path} is not a complete GGUF file: '
+  kinds = (OSError, KeyError, ValueError, struct.error)
+  with errors.explained(broken, kinds, '; download it again'):
     with path.open('rb') as file:
       buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return _Header(buffer).parse()
-  except (OSError, KeyError, ValueError, struct.error) as error:
-    raise errors.UserError(
-      f'{path} is not a complete GGUF file ({error}); download it again'
-    ) from error
 
 
 class _Header:
@@ -116,12 +114,6 @@ class _Header:
   def _string(self) -> str:
     return self._strings(1)[0]
 
-  def _bytes(self, length: int) -> bytes:
-    start, self._offset = self._offset, self._offset + length
-    if self._offset > len(self._buffer):
-      raise ValueError('it ends inside its metadata')
-    return self._buffer[start : self._offset]
-
   def _value(self, kind: int) -> Any:
     if kind == _STRING:
       return self._string()
@@ -147,7 +139,10 @@ class _Header:
 
   def _numbers(self, kind: int, count: int) -> list:
     dtype = np.dtype(_SCALARS[gguf.GGUFValueType(kind)])
-    return np.frombuffer(self._bytes(count * dtype.itemsize), dtype).tolist()
+    start, self._offset = self._offset, self._offset + count * dtype.itemsize
+    if self._offset > len(self._buffer):
+      raise ValueError('it ends inside its metadata')
+    return np.frombuffer(self._buffer, dtype, count, start).tolist()
 
   def _place(self) -> tuple[str, tuple[int, ...], int, int]:
     name = self._string()

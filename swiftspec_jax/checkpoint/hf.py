@@ -113,14 +113,10 @@ def read_json(path: pathlib.Path) -> dict:
   Raises:
     UserError: the file is missing or holds something else.
   """
-  try:
+  if not path.exists():
+    raise errors.UserError(f'{path} is missing; a model directory needs it')
+  with errors.explained(f'{path} is not valid JSON: ', ValueError):
     values = json.loads(path.read_text())
-  except FileNotFoundError as error:
-    raise errors.UserError(
-      f'{path} is missing; a model directory needs it'
-    ) from error
-  except ValueError as error:
-    raise errors.UserError(f'{path} is not valid JSON: {error}') from error
   if not isinstance(values, dict):
     raise errors.UserError(f'{path} must be a JSON object, got {values!r}')
   return values

@@ -112,8 +112,13 @@ def load(
   if is_native:
     library.prepare('attention')  # beside all that follows
   _check_kernels(kernels, mesh, platform)
-  if weight_dtype == config_lib.STORED:
-    _check_stored(kernels, mesh, platform)
+  if weight_dtype == config_lib.STORED and not is_native:
+    raise errors.UserError(
+      f"weight_dtype='stored' is for the native kernels on one CPU, not for "
+      f'kernels={kernels!r} on {mesh.size} of platform {platform}; pass '
+      "devices=jax.devices('cpu')[:1] and kernels='auto', or another "
+      'weight_dtype'
+    )
   source = formats.open_source(find.find(name), draft_of)
   suffix = '' if weight_dtype is None else f' ({weight_dtype})'
   with futures.ThreadPoolExecutor(1) as pool:
@@ -164,28 +169,14 @@ def _check_kernels(kernels: str, mesh: Mesh, platform: str) -> None:
       f"kernels='native' is for one device, not {mesh.size}; pass "
       "devices=jax.devices()[:1] or kernels='auto'"
     )
-  try:
+  with errors.explained('', ValueError):
     tuning.check_variable()
     if platform == 'gpu':
       dispatch.check_flags(has_kernels=kernels != dispatch.REFERENCE)
-    if kernels == 'native':
+  if kernels == 'native':
+    with errors.explained("kernels='native': ", NotImplementedError):
       for needed in ('few_rows', 'attention'):
         library.check(needed)
-  except NotImplementedError as error:
-    raise errors.UserError(f"kernels='native': {error}") from error
-  except ValueError as error:
-    raise errors.UserError(str(error)) from error
-
-
-def _check_stored(kernels: str, mesh: Mesh, platform: str) -> None:
-  """Raises UserError if a mesh cannot multiply the blocks of a file."""
-  if platform != 'cpu' or mesh.size > 1 or kernels == dispatch.REFERENCE:
-    raise errors.UserError(
-      f"weight_dtype='stored' is for the native kernels on one CPU, not for "
-      f'kernels={kernels!r} on {mesh.size} of platform {platform}; pass '
-      "devices=jax.devices('cpu')[:1] and kernels='auto', or another "
-      'weight_dtype'
-    )
 
 
 def _for_native_kernels(

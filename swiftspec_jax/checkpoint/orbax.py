@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import shutil
-import types
 import uuid
 
 import jax
@@ -57,7 +56,8 @@ def save(model: Model, directory: str | os.PathLike) -> None:
       'without weight_dtype to save it (as "wide" if the checkpoint is of few '
       'bits), and quantize it when it is loaded again'
     )
-  ocp = _orbax()
+  import orbax.checkpoint as ocp  # here, as it takes long
+
   partial = directory.with_name(f'.{directory.name}-{uuid.uuid4().hex}')
   try:
     partial.mkdir(parents=True)
@@ -78,12 +78,10 @@ def read_config(directory: pathlib.Path) -> ModelConfig:
   Raises:
     UserError: it is damaged, or of another version.
   """
-  try:
-    return ModelConfig.from_json(json.loads((directory / _CONFIG).read_text()))
-  except (OSError, TypeError, ValueError) as error:
-    raise errors.UserError(
-      f'{directory / _CONFIG} is not usable: {error}; save the model again'
-    ) from error
+  path, kinds = directory / _CONFIG, (OSError, TypeError, ValueError)
+  remedy = '; save the model again'
+  with errors.explained(f'{path} is not usable: ', kinds, remedy):
+    return ModelConfig.from_json(json.loads(path.read_text()))
 
 
 def read_params(
@@ -94,9 +92,11 @@ def read_params(
   Raises:
     UserError: missing or cut weights.
   """
+  import orbax.checkpoint as ocp  # here, as it takes long
+
   path = directory.absolute() / _PARAMS
   saved = dataclasses.replace(config, num_shards=1, weight_dtype=None)
-  process, ocp = jax.process_index(), _orbax()
+  process = jax.process_index()
   # Each process reads for itself, and others may read another model.
   alone = ocp.options.MultiprocessingOptions(
     primary_host=process,
@@ -117,10 +117,3 @@ def read_params(
     restored = checkpointer.restore(path, abstract)
   arrays = jax.tree.map(np.asarray, restored)
   return place(arrays, params_lib.param_specs(config))
-
-
-def _orbax() -> types.ModuleType:
-  """Imports it when it is needed, as that takes long."""
-  import orbax.checkpoint
-
-  return orbax.checkpoint

@@ -53,12 +53,9 @@ def tensors_of(path: pathlib.Path) -> dict[str, Callable[[], np.memmap]]:
     UserError: the file is missing or cut short; or later, what maps a tensor
       does not know its dtype.
   """
-  try:
+  broken = f'{path} is missing or cut short: '
+  with errors.explained(broken, ERRORS, '; download it again'):
     safetensors.safe_open(path, framework='numpy')  # checks it
-  except ERRORS as error:
-    raise errors.UserError(
-      f'{path} is missing or cut short ({error}); download it again'
-    ) from error
   with path.open('rb') as file:
     (size,) = struct.unpack('<Q', file.read(8))
     header = json.loads(file.read(size))

@@ -41,15 +41,8 @@ def read(directory: pathlib.Path) -> dict[str, np.ndarray]:
     UserError: the file is cut short, or holds something other than tensors.
   """
   path = directory / _NAME
-  try:
-    with zipfile.ZipFile(path) as archive:
-      (pickled,) = (
-        name for name in archive.namelist() if name.endswith('/data.pkl')
-      )
-      root = pickled.removesuffix('data.pkl') + 'data/'
-      with archive.open(pickled) as file:
-        found = _Unpickler(file, archive, root).load()
-  except (
+  broken = f'{path} is cut short or holds more than tensors: '
+  kinds = (
     OSError,
     ValueError,
     KeyError,
@@ -57,11 +50,17 @@ def read(directory: pathlib.Path) -> dict[str, np.ndarray]:
     TypeError,
     zipfile.BadZipFile,
     pickle.UnpicklingError,
-  ) as error:
-    raise errors.UserError(
-      f'{path} is cut short or holds more than tensors ({error}); convert it '
-      'to safetensors'
-    ) from error
+  )
+  with (
+    errors.explained(broken, kinds, '; convert it to safetensors'),
+    zipfile.ZipFile(path) as archive,
+  ):
+    (pickled,) = (
+      name for name in archive.namelist() if name.endswith('/data.pkl')
+    )
+    root = pickled.removesuffix('data.pkl') + 'data/'
+    with archive.open(pickled) as file:
+      found = _Unpickler(file, archive, root).load()
   if not isinstance(found, dict) or not all(
     isinstance(tensor, np.ndarray) for tensor in found.values()
   ):

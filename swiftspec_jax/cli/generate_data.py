@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from swiftspec_jax import errors
 from swiftspec_jax.cli import program
-from swiftspec_jax.cli.flags import shared_flags
+from swiftspec_jax.cli.flags import flag_values, shared_flags
 from swiftspec_jax.distillation import samples
 from swiftspec_jax.distillation.writing import documents, generation, scripts
 from swiftspec_jax.runtime import input_files
@@ -58,7 +58,9 @@ flags.DEFINE_list(
 def main() -> None:
   """Runs the program."""
   shared_flags.check(['autoregressive'])
-  feature_layers = shared_flags.layers('feature_layers')
+  feature_layers = flag_values.numbers(
+    'feature_layers', 'layer numbers such as 0,1'
+  )
   own_prompts = _read_prompts()
   library = documents.Library(documents.find_files(_DOCUMENTS.value))
   target = shared_flags.load_target()

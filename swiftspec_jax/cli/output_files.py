@@ -100,10 +100,7 @@ def read_lines(path: pathlib.Path) -> list[Any]:
       os.truncate(path, num_complete)
   values = []
   for number, line in enumerate(content[:num_complete].splitlines(), start=1):
-    try:
+    bad = f'{path}, line {number}: not a result: '
+    with errors.explained(bad, ValueError):
       values.append(json.loads(line))
-    except ValueError as error:
-      raise errors.UserError(
-        f'{path}, line {number}: not a result: {error!r}'
-      ) from error
   return values

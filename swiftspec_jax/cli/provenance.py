@@ -14,8 +14,8 @@ import jax
 
 import swiftspec_jax as ss
 from kernels_pallas import dispatch
+from swiftspec_jax.cli import extras
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _PACKAGES = ('jax', 'jaxlib', 'numpy', 'torch', 'transformers')
 
 
@@ -79,7 +79,7 @@ def cpu_model() -> str:
 def _git(*arguments: str) -> str | None:
   try:
     process = subprocess.run(
-      ['git', '-C', str(_ROOT), *arguments],
+      ['git', '-C', str(extras.CHECKOUT), *arguments],
       capture_output=True,
       text=True,
       check=True,

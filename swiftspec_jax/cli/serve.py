@@ -93,19 +93,13 @@ _TOOL_CALL_PARSER = flags.DEFINE_enum(
 )
 flags.FLAGS.set_default('share_prefixes', True)
 
-# Shared flags whose values come from clients here.
-_SAMPLING = ('max_new_tokens', 'temperature', 'top_k', 'top_p', 'seed')
-
 
 def main() -> None:
   """Runs the program."""
-  try:
+  remedy = f'; the server needs: {extras.how_to_install("serve")}'
+  with errors.explained('', ImportError, remedy):
     importlib.import_module('swiftspec_jax.server.run')
-  except ImportError as error:
-    raise errors.UserError(
-      f'{error}; the server needs: {extras.how_to_install("serve")}'
-    ) from error
-  for name in _SAMPLING:
+  for name in shared_flags.SAMPLING:
     if flags.FLAGS[name].present:
       raise errors.UserError(
         f'--{name} has no effect on a server: its clients say what they want'

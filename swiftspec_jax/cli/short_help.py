@@ -11,8 +11,11 @@ ASKED = ('-h', '--help', '--helpshort')
 ALL_ASKED = '--helpfull'
 
 # The values are those of the programs; capitals stand for one to choose.
-_MODEL = {
+_TARGET = {
   'target=smollm2-135m-instruct': 'model: a name, a folder, .gguf or hub id',
+}
+_MODEL = {
+  **_TARGET,
   'draft=MODEL': 'model that drafts; some have a built-in one',
   'weight_dtype=TYPE': 'quantize, such as int8_dynamic on CPUs or int8',
 }
@@ -57,9 +60,7 @@ COMMANDS = {
     summary='the same answers, plainly and with speculation',
     about='Downloads a small model once (93 MB) and answers four prompts, '
     'plainly and\nwith speculation, side by side. Takes a minute or two.',
-    flags={
-      'target=smollm2-135m-instruct': _MODEL['target=smollm2-135m-instruct'],
-    },
+    flags=_TARGET,
     examples=('demo', 'demo --target=qwen2.5-coder-1.5b-instruct'),
   ),
   'doctor': Command(
@@ -129,7 +130,7 @@ COMMANDS = {
     arguments='--output_dir=DIR',
     flags={
       'output_dir=DIR': 'where the shards go',
-      'target=smollm2-135m-instruct': _MODEL['target=smollm2-135m-instruct'],
+      **_TARGET,
       'num_tokens=2000000': "stop when the target's answers have as many",
       'prompts=FILE': 'JSON lines, answered first',
       'documents=FILES': 'text files for tasks, as quoted glob patterns',
@@ -146,7 +147,7 @@ COMMANDS = {
     flags={
       'data=DIR': 'folder of generate_data',
       'output_dir=DIR': 'where the draft goes',
-      'target=smollm2-135m-instruct': _MODEL['target=smollm2-135m-instruct'],
+      **_TARGET,
       'init_layers=LAYERS': "layers of the target that the draft's begin as",
       'output_vocab_size=N': 'tokens that the draft can propose',
       'reads_features': "the draft reads outputs of the target's layers",

@@ -31,25 +31,21 @@ def trace(
   num_before = len(timeline.finish())
   result = decode()
   spans = timeline.finish()[num_before:]
-  summary = {**timeline_lib.summarize(spans), **tree_figures(result.stats)}
-  num_forwards = summary['draft_forwards_waited_for']
+  stats = result.stats
+  num_forwards = stats.num_draft_forwards / max(stats.num_rounds, 1)
+  summary = {
+    **timeline_lib.summarize(spans),
+    'acceptance_length': stats.acceptance_length,
+    'hit_rate': stats.hit_rate,
+    'late_hit_rate': stats.late_hit_rate,
+    'miss_rate': stats.miss_rate,
+    'draft_forwards_waited_for': num_forwards,
+  }
   if 'draft_busy_seconds' in summary and num_forwards:
     # In mode serial there are no others.
     seconds = summary['draft_busy_seconds'] / num_forwards
     summary.setdefault('draft_step_seconds', seconds)
   return Trace(result=result, spans=spans, summary=summary)
-
-
-def tree_figures(stats: ss.GenerationStats) -> dict[str, float]:
-  """Returns what `stats` say about the tree."""
-  return {
-    'acceptance_length': stats.acceptance_length,
-    'hit_rate': stats.hit_rate,
-    'late_hit_rate': stats.late_hit_rate,
-    'miss_rate': stats.miss_rate,
-    'draft_forwards_waited_for': stats.num_draft_forwards
-    / max(stats.num_rounds, 1),
-  }
 
 
 def write(directory: pathlib.Path, traced: Trace) -> None:

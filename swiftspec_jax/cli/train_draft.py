@@ -19,7 +19,7 @@ import swiftspec_jax as ss
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint.drafts import draft as draft_lib
 from swiftspec_jax.cli import program, training_log
-from swiftspec_jax.cli.flags import host_flags, shared_flags
+from swiftspec_jax.cli.flags import flag_values, host_flags, shared_flags
 from swiftspec_jax.config.architecture import Recurrent
 from swiftspec_jax.distillation import (
   evaluation,
@@ -86,26 +86,21 @@ _HEAD_WIDTH = flags.DEFINE_integer(
   "With --recurrent_blocks: their width; default: the target's.",
   lower_bound=1,
 )
-_DEFAULTS = training.TrainingConfig.__dataclass_fields__
-_TRAINING = {
-  name: define(name, _DEFAULTS[name].default, text)
-  for name, define, text in (
-    ('num_steps', flags.DEFINE_integer, 'Optimiser steps.'),
-    ('tokens_per_batch', flags.DEFINE_integer, 'Tokens of a step.'),
-    ('learning_rate', flags.DEFINE_float, 'At its peak.'),
-    ('warmup_steps', flags.DEFINE_integer, 'Steps until the peak.'),
-    ('weight_decay', flags.DEFINE_float, 'Of all weights but the norms.'),
-    ('clip_norm', flags.DEFINE_float, 'Longest gradient.'),
-    ('prompt_weight', flags.DEFINE_float, 'Of tokens of prompts.'),
-    ('user_weight', flags.DEFINE_float, "Of the target's words as a user."),
-    (
-      'num_passes',
-      flags.DEFINE_integer,
-      'With --reads_features or --recurrent_blocks: length of the chains '
-      'that it is trained for.',
-    ),
-  )
-}
+_TRAINING = flag_values.define_fields(
+  training.TrainingConfig,
+  {
+    'num_steps': 'Optimiser steps.',
+    'tokens_per_batch': 'Tokens of a step.',
+    'learning_rate': 'At its peak.',
+    'warmup_steps': 'Steps until the peak.',
+    'weight_decay': 'Of all weights but the norms.',
+    'clip_norm': 'Longest gradient.',
+    'prompt_weight': 'Of tokens of prompts.',
+    'user_weight': "Of the target's words as a user.",
+    'num_passes': 'With --reads_features or --recurrent_blocks: length of the '
+    'chains that it is trained for.',
+  },
+)
 _COMPUTE_DTYPE = flags.DEFINE_enum(
   'compute_dtype',
   None,
@@ -179,7 +174,9 @@ def _config(target: ss.Model) -> training.TrainingConfig:
     feature_layers = shards.feature_layers(pathlib.Path(_DATA.value))
   return training.TrainingConfig(
     student=student.StudentConfig(
-      init_layers=shared_flags.layers('init_layers'),
+      init_layers=flag_values.numbers(
+        'init_layers', 'layer numbers such as 0,1'
+      ),
       feature_layers=feature_layers,
       recurrent=head,
       num_layers=_NUM_LAYERS.value,

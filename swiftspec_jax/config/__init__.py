@@ -18,16 +18,3 @@ from swiftspec_jax.config.sampling_params import (
 )
 from swiftspec_jax.config.structured_outputs import StructuredOutputs
 from swiftspec_jax.config.tree_config import TreeConfig
-
-__all__ = [
-  'DYNAMIC_TERMS',
-  'MAX_TOP_LOGPROBS',
-  'STORED',
-  'WEIGHT_DTYPES',
-  'WIDE',
-  'ModelConfig',
-  'SamplingParams',
-  'StructuredOutputs',
-  'TreeConfig',
-  'group_size',
-]

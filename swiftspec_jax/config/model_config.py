@@ -216,7 +216,7 @@ class ModelConfig:
 
   @property
   def padded_ffw_dim(self) -> int:
-    return self._padded(self.ffw_dim, self._least_multiple(self.ffw_dim))
+    return self._padded_in_groups(self.ffw_dim)
 
   @property
   def num_experts(self) -> int:
@@ -230,8 +230,7 @@ class ModelConfig:
 
   @property
   def padded_expert_ffw_dim(self) -> int:
-    size = self.expert_ffw_dim
-    return self._padded(size, self._least_multiple(size))
+    return self._padded_in_groups(self.expert_ffw_dim)
 
   @property
   def padded_vocab_size(self) -> int:
@@ -246,11 +245,10 @@ class ModelConfig:
   def padded_num_logits(self) -> int:
     return self._padded(self.num_logits)
 
-  def _least_multiple(self, size: int) -> int:
+  def _padded_in_groups(self, size: int) -> int:
     # A device has whole groups.
-    if self.weight_dtype is None:
-      return 1
-    return group_size(size, self.weight_dtype)
+    dtype = self.weight_dtype
+    return self._padded(size, 1 if dtype is None else group_size(size, dtype))
 
   def _padded(self, size: int, multiple: int = 1) -> int:
     unit = self.num_shards * multiple

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from swiftspec_jax import errors
+
 Index = tuple[slice, ...]  # one for each axis
 
 
@@ -43,6 +45,17 @@ class Joined:
 
   def __array__(self, dtype=None, copy=None) -> np.ndarray:
     return np.asarray(self[(slice(None),) * len(self.order)], dtype)
+
+
+def check_shape(
+  name: str, found: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+  """Raises UserError if an array has another shape than the config says."""
+  if found != expected:
+    raise errors.UserError(
+      f'{name} has shape {found}, the config says {expected}: weights and '
+      'config do not belong together'
+    )
 
 
 def read(

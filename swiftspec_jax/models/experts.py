@@ -16,19 +16,8 @@ from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
 from swiftspec_jax.models.params import Params
 
 
-def route(
-  x: jax.Array, layer: Params, experts: Experts
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the experts of each token, and their shares.
-
-  Args:
-    x: [N, D].
-    layer: parameters of the layer.
-    experts: static sizes of the experts.
-
-  Returns:
-    Numbers i32[N, K] and shares f32[N, K].
-  """
+def _route(x, layer, experts):
+  """Returns i32[N, K] experts of tokens x [N, D], and f32[N, K] shares."""
   scores = products.look_up_scores(x, layer['router'])
   if experts.use_bias:
     scores = scores + layer['router_bias'].astype(scores.dtype)[None]
@@ -62,7 +51,7 @@ def feed_forward(
       is x.
   """
   router_inputs = x if router_inputs is None else router_inputs
-  chosen, shares = route(router_inputs, layer, experts)
+  chosen, shares = _route(router_inputs, layer, experts)
   chosen = chosen.reshape(-1)
   # Rows of one expert lie side by side.
   order = jnp.argsort(chosen, stable=True)

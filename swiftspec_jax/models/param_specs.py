@@ -95,15 +95,9 @@ def param_specs(config: ModelConfig) -> Specs:
     specs['unembedding'] = table('outputs', inputs, in_axis=1)
   if c.output_vocab_size:
     # Ascending; logit i is that of token output_token_ids[i]. Not padded.
-    specs['output_token_ids'] = _whole(c.output_vocab_size, is_index=True)
+    shape = (c.output_vocab_size,)
+    specs['output_token_ids'] = ParamSpec(shape, shape, (None,), None, True)
   return specs
-
-
-def _whole(
-  *shape: int, scale: float | None = None, is_index: bool = False
-) -> ParamSpec:
-  """Returns the spec of an array that every device holds whole."""
-  return ParamSpec(shape, shape, (None,) * len(shape), scale, is_index)
 
 
 def _makers(
@@ -142,7 +136,7 @@ def _makers(
       padded_shape=tuple(sizes[axis][1] for axis in axes),
       axes=axes,
       init_scale=scale,
-      scheme=_dynamic_scheme(c, in_axis),
+      scheme=None if in_axis is None else _scheme_of_all(c, (in_axis,)),
       kernels=c.kernels,
     )
 
@@ -306,15 +300,17 @@ def _feature_specs(config: ModelConfig) -> Specs:
   return specs
 
 
-def _dynamic_scheme(
-  config: ModelConfig, in_axis: int | None
+def _scheme_of_all(
+  config: ModelConfig, in_axes: tuple[int, ...], num_terms: int = 1
 ) -> int8_dynamic.Scheme | stored_blocks.Scheme | None:
-  """Returns how a weight outside the layers is quantized."""
-  if in_axis is not None and config.weight_dtype == config_lib.STORED:
+  """Returns how weights are quantized, in the layers and outside of them."""
+  if config.weight_dtype == config_lib.STORED:
     return stored_blocks.Scheme()
-  if in_axis is None or config.weight_dtype not in config_lib.DYNAMIC_TERMS:
+  if config.weight_dtype not in config_lib.DYNAMIC_TERMS:
     return None
-  return int8_dynamic.Scheme(in_axes=(in_axis,), kernels=config.kernels)
+  return int8_dynamic.Scheme(
+    in_axes=in_axes, num_terms=num_terms, kernels=config.kernels
+  )
 
 
 def _scheme(
@@ -323,14 +319,10 @@ def _scheme(
   """Returns how a matrix with inputs of these axes is quantized."""
   if config.weight_dtype in (None, 'mxfp4'):
     return None
-  if config.weight_dtype == config_lib.STORED:
-    return stored_blocks.Scheme()
-  if config.weight_dtype in config_lib.DYNAMIC_TERMS:
-    return int8_dynamic.Scheme(
-      in_axes=tuple(range(len(in_sizes))),
-      num_terms=config_lib.DYNAMIC_TERMS[config.weight_dtype],
-      kernels=config.kernels,
-    )
+  num_terms = config_lib.DYNAMIC_TERMS.get(config.weight_dtype, 1)
+  of_all = _scheme_of_all(config, tuple(range(len(in_sizes))), num_terms)
+  if of_all is not None:
+    return of_all
   # No group reaches into another kv head, which may be another device's.
   num_inputs = math.prod(in_sizes[1:] or in_sizes)
   return quantization.Scheme(

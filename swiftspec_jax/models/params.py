@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import array_parts
 from swiftspec_jax.models.matrices import stored_blocks, transposed
@@ -72,11 +71,8 @@ def place_params(
       return array
     if isinstance(array, jax.Array):
       array = sharding.to_host(array, mesh)[tuple(map(slice, spec.shape))]
-    if array.shape != spec.shape:
-      raise errors.UserError(
-        f'parameter {jax.tree_util.keystr(path)} has shape {array.shape}, the '
-        f'config says {spec.shape}: weights and config do not belong together'
-      )
+    name = f'parameter {jax.tree_util.keystr(path)}'
+    array_parts.check_shape(name, array.shape, spec.shape)
     # Only what the devices of this process need is read.
     read = functools.partial(
       array_parts.read, array, spec.padded_shape, spec.dtype(dtype)

@@ -34,6 +34,20 @@ _ENTRIES = {
   'longrope': (_LISTS, ('factor', _ORIGINAL, 'attention_factor')),
   'proportional': ((), ('factor', 'partial_rotary_factor')),
 }
+# Fields of `RopeScaling` by kind and entry, with what a missing entry means.
+_FIELDS: dict[str, dict[str, tuple[str, Any]]] = {
+  'llama3': {
+    'low_freq_factor': ('low_freq_factor', None),
+    'high_freq_factor': ('high_freq_factor', None),
+  },
+  'yarn': {
+    'beta_slow': ('low_freq_factor', 1.0),
+    'beta_fast': ('high_freq_factor', 32.0),
+    'truncate': ('is_truncated', True),
+  },
+  'proportional': {'partial_rotary_factor': ('rotated_share', 1.0)},
+}
+_WITH_ORIGINAL = 'llama3', 'yarn', 'longrope'  # these have such a field
 # Text has the same position on all axes of mrope.
 _OTHER_NAMES = {'su': 'longrope', 'mrope': 'default'}
 _WITHOUT_EFFECT = (
@@ -123,25 +137,19 @@ def from_hf(
   implied = 1.0 if kind == 'proportional' else max_context / original
   factor = entries.get('factor', implied)
   stretched = original * factor if kind in _STRETCH_CONTEXT else max_context
-  own: dict[str, Any] = {}
-  if kind in ('llama3', 'yarn', 'longrope'):
+  own = {
+    field: entries.get(name, default)
+    for name, (field, default) in _FIELDS.get(kind, {}).items()
+  }
+  if kind in _WITH_ORIGINAL:
     own['original_max_context'] = original
-  if kind == 'llama3':
-    own |= {k: entries[k] for k in ('low_freq_factor', 'high_freq_factor')}
-  elif kind == 'yarn':
-    own |= {
-      'low_freq_factor': entries.get('beta_slow', 1.0),
-      'high_freq_factor': entries.get('beta_fast', 32.0),
-      'attention_factor': _yarn_attention(entries, factor),
-      'is_truncated': entries.get('truncate', True),
-    }
+  if kind == 'yarn':
+    own['attention_factor'] = _yarn_attention(entries, factor)
   elif kind == 'longrope':
     name = 'long_factor' if max_context > original else 'short_factor'
     growth = math.log(max(factor, 1)) / math.log(original)
     attention = entries.get('attention_factor', math.sqrt(1 + growth))
     own |= {'attention_factor': attention, 'divisors': tuple(entries[name])}
-  elif kind == 'proportional':
-    own['rotated_share'] = entries.get('partial_rotary_factor', 1.0)
   return RopeScaling(kind=kind, factor=factor, **own), int(stretched)
 
 
@@ -220,40 +228,19 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
   scaling, max_context = config.rope_scaling, config.max_context
   if scaling is None:
     return {'max_position_embeddings': max_context, 'rope_scaling': None}
-  original = {_ORIGINAL: scaling.original_max_context}
-  attention = {'attention_factor': scaling.attention_factor}
-  of_kind = {
-    'linear': {},
-    'dynamic': {},
-    'yarn': {
-      **original,
-      **attention,
-      'beta_slow': scaling.low_freq_factor,
-      'beta_fast': scaling.high_freq_factor,
-      'truncate': scaling.is_truncated,
-    },
-    'llama3': {
-      **original,
-      'low_freq_factor': scaling.low_freq_factor,
-      'high_freq_factor': scaling.high_freq_factor,
-    },
-    'longrope': {
-      **original,
-      **attention,
-      **{name: list(scaling.divisors) for name in _LISTS},
-    },
-    'proportional': {'partial_rotary_factor': scaling.rotated_share},
-  }[scaling.kind]
-  if scaling.kind in _STRETCH_CONTEXT and _ORIGINAL not in of_kind:
+  kind = scaling.kind
+  entries: dict[str, Any] = {'rope_type': kind, 'factor': scaling.factor}
+  if kind in _WITH_ORIGINAL:
+    entries[_ORIGINAL] = scaling.original_max_context
+  elif kind in _STRETCH_CONTEXT:
     max_context = math.ceil(max_context / scaling.factor)
-  return {
-    'max_position_embeddings': max_context,
-    'rope_scaling': {
-      'rope_type': scaling.kind,
-      'factor': scaling.factor,
-      **of_kind,
-    },
-  }
+  if kind in ('yarn', 'longrope'):
+    entries['attention_factor'] = scaling.attention_factor
+  for name, (field, _) in _FIELDS.get(kind, {}).items():
+    entries[name] = getattr(scaling, field)
+  if kind == 'longrope':
+    entries |= {name: list(scaling.divisors) for name in _LISTS}
+  return {'max_position_embeddings': max_context, 'rope_scaling': entries}
 
 
 def override(config: ModelConfig, values: Mapping[str, Any]) -> ModelConfig:

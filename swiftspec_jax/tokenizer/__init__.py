@@ -58,10 +58,10 @@ def encode_prompt(
   return _encode_text(tokenizer, text, add_special_tokens=False)
 
 
-def control_token_ids(tokenizer: Tokenizer) -> list[int]:
-  """Returns the ids of special tokens, such as those of a chat template."""
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+  """Returns the special tokens, such as those of a chat template, by id."""
   added = tokenizer.added_tokens_decoder
-  return [token_id for token_id, token in added.items() if token.special]
+  return {i: token.content for i, token in added.items() if token.special}
 
 
 def _check_id(token_id: Any, vocab_size: int) -> int:
@@ -153,7 +153,11 @@ class TextStream:
     self._is_shown: list[bool] = []  # of each withheld character
     self._backend = tokenizer.backend_tokenizer
     self._skips = skip_special_tokens
-    self._hidden = _named_in(stop, tokenizer) if stop and self._skips else {}
+    special = special_tokens(tokenizer) if stop and self._skips else {}
+    # By id, those that are part of a stop string.
+    self._hidden = {
+      i: name for i, name in special.items() if any(name in x for x in stop)
+    }
     # Token ids that are not all text yet, and how many characters are.
     self._pending: list[int] = []
     self._num_settled = 0
@@ -232,15 +236,6 @@ class TextStream:
     free, self._withheld = self._withheld[:count], self._withheld[count:]
     self.text += ''.join(itertools.compress(free, self._is_shown))
     del self._is_shown[:count]
-
-
-def _named_in(stop: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:
-  """Returns the special tokens that are part of a stop string, by id."""
-  return {
-    token_id: token.content
-    for token_id, token in tokenizer.added_tokens_decoder.items()
-    if token.special and any(token.content in text for text in stop)
-  }
 
 
 def num_shared_tokens(

@@ -64,7 +64,10 @@ def render(
       _note_unread(name)
   known = [role for role in _ROLES if _quotes(template, role)]
   if 'developer' not in known:
-    messages = [_as_system(message) for message in messages]
+    messages = [
+      {**x, 'role': 'system'} if x['role'] == 'developer' else x
+      for x in messages
+    ]
   text = apply(tokenizer, messages, options)
   without_tools = dataclasses.replace(options, tools=())
   if options.tools and text == apply(tokenizer, messages, without_tools):
@@ -124,11 +127,6 @@ def _note_unread(name: str) -> None:
 
 def _quotes(template: str, role: str) -> bool:
   return f"'{role}'" in template or f'"{role}"' in template
-
-
-def _as_system(message: Message) -> Message:
-  is_developer = message['role'] == 'developer'
-  return {**message, 'role': 'system'} if is_developer else message
 
 
 def _with_calls_as_text(message: Message) -> Message:

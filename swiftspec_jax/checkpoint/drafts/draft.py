@@ -25,7 +25,6 @@ from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.matrices import transposed
 from swiftspec_jax.models.model import Model
-from swiftspec_jax.runtime import atomic_file
 
 KIND = 'a draft of the target that its config.json names'
 MODEL_TYPE = 'swiftspec_draft'
@@ -88,11 +87,7 @@ def save(
     'model': config.to_json(),
     'training': training or {},
   }
-  with errors.explained(f'cannot write {directory}: ', safetensors_file.ERRORS):
-    directory.mkdir(parents=True, exist_ok=True)
-    safetensors_file.write(directory / _WEIGHTS, stored)
-    with atomic_file.replacing(directory / _CONFIG) as partial:
-      partial.write_text(json.dumps(values, indent=2) + '\n')
+  draft_tensors.write(directory / _WEIGHTS, stored, values)
 
 
 def _encode(name, array, stored_dtype) -> dict[str, np.ndarray]:
@@ -114,12 +109,9 @@ def _arrays(
 ) -> params_lib.Params:
   """Returns host arrays; a missing embedding is the target's."""
   path = directory / _WEIGHTS
-  try:
+  broken = f'{path} is missing or cut short: '
+  with errors.explained(broken, safetensors_file.ERRORS, '; write it again'):
     stored = safetensors_numpy.load_file(path)
-  except safetensors_file.ERRORS as error:
-    raise errors.UserError(
-      f'{path} is missing or cut short ({error}); write it again'
-    ) from error
   if _EMBEDDING not in stored:
     stored[_EMBEDDING] = draft_tensors.table_of(target, _EMBEDDING)
 
@@ -152,15 +144,13 @@ def open_draft(directory: pathlib.Path, target: Model) -> draft_tensors.Draft:
       another vocabulary or width.
   """
   path = directory / _CONFIG
-  try:
+  kinds = (OSError, ValueError, KeyError, TypeError)
+  remedy = '; write the draft again'
+  with errors.explained(f'{path} is not usable: ', kinds, remedy):
     values = json.loads(path.read_text())
     config = ModelConfig.from_json(values['model'])
     shares_embedding, its_target = values['shares_embedding'], values['target']
     its_vocabulary = values['vocabulary_sha256']
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise errors.UserError(
-      f'{path} is not usable: {error}; write the draft again'
-    ) from error
   if its_vocabulary != vocabulary_hash(target.tokenizer):
     raise errors.UserError(
       f'{directory} is a draft of {its_target}, whose vocabulary is another '

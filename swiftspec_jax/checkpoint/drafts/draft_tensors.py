@@ -1,18 +1,20 @@
 """Files of drafts as others publish them: tensors by name, and refusals."""
 
+import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import hf
+from swiftspec_jax.checkpoint import hf, safetensors_file
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import families, layers
 from swiftspec_jax.models.model import Model
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.runtime import atomic_file
 
 # A draft's configuration, and what reads its host arrays for that, which may
 # have more devices.
@@ -26,6 +28,25 @@ _IGNORED = ('t2d', 'emb_norm.weight')
 def refuse(path: pathlib.Path, name: str, value: Any, reason: str) -> NoReturn:
   """Raises UserError for an entry of the file at `path`."""
   raise errors.UserError(f'{path}: {name}={value!r} is not supported; {reason}')
+
+
+def write(
+  path: pathlib.Path,
+  tensors: Mapping[str, np.ndarray],
+  config: Mapping[str, Any],
+  metadata: Mapping[str, str] | None = None,
+) -> None:
+  """Writes a draft: a file of tensors, and config.json beside it.
+
+  Raises:
+    UserError: they cannot be written.
+  """
+  directory = path.parent
+  with errors.explained(f'cannot write {directory}: ', safetensors_file.ERRORS):
+    directory.mkdir(parents=True, exist_ok=True)
+    safetensors_file.write(path, tensors, metadata)
+    with atomic_file.replacing(directory / 'config.json') as partial:
+      partial.write_text(json.dumps(config, indent=2) + '\n')
 
 
 def table_of(target: Model, name: str) -> jax.Array:

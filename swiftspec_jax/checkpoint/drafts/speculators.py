@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 from typing import Any
@@ -13,7 +12,6 @@ import jax
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.checkpoint import safetensors_file
 from swiftspec_jax.checkpoint.drafts import draft_tensors
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Eagle3
@@ -21,7 +19,6 @@ from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models import rope_scaling
 from swiftspec_jax.models.matrices import transposed
 from swiftspec_jax.models.model import Model
-from swiftspec_jax.runtime import atomic_file
 
 # Release of `speculators` whose fields and tensors these are.
 _VERSION = '0.9.0'
@@ -58,13 +55,9 @@ def save_draft(
   weights = _tensors(arrays, draft.config, eagle3)
   if not _shares_embedding(arrays['embedding'], target):
     weights['embed_tokens.weight'] = arrays['embedding']
-  with errors.explained(f'cannot write {directory}: ', safetensors_file.ERRORS):
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / 'model.safetensors'
-    safetensors_file.write(path, weights, {'format': 'pt'})
-    with atomic_file.replacing(directory / 'config.json') as partial:
-      values = _config(draft, target, eagle3)
-      partial.write_text(json.dumps(values, indent=2) + '\n')
+  path = directory / 'model.safetensors'
+  values = _config(draft, target, eagle3)
+  draft_tensors.write(path, weights, values, {'format': 'pt'})
 
 
 def _check(draft: Model, target: Model) -> Eagle3:

@@ -22,7 +22,7 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.checkpoint.quantized import quantization_config
-from swiftspec_jax.models import families
+from swiftspec_jax.models import array_parts, families
 from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 
 # Numbers of outputs and inputs that share a scale; None is all.
@@ -178,9 +178,6 @@ def _checked_scales(
       'checkpoint'
     )
   # One for the whole matrix may have any shape.
-  if scales.shape != shape and not scales.size == math.prod(shape) == 1:
-    raise errors.UserError(
-      f'tensor {name} has shape {scales.shape}, the config says {shape}: '
-      'weights and config do not belong together'
-    )
+  if not scales.size == math.prod(shape) == 1:
+    array_parts.check_shape(f'tensor {name}', scales.shape, shape)
   return scales.astype(np.float32).reshape(shape)

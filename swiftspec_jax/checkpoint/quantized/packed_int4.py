@@ -13,6 +13,7 @@ Legend: K inputs, N outputs, C groups of inputs.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -157,9 +158,8 @@ class Reader:
       UserError: a tensor is missing or has another shape, or says something
         that the packing does not.
     """
-    plain = f'{name}.weight'
-    if plain in self.tensors:
-      return self._get(plain, num_outputs, num_inputs)
+    if f'{name}.weight' in self.tensors:
+      return self._get(name, 'weight', num_outputs, num_inputs)
     size = self.packing.group_size
     size = num_inputs if size == -1 else size
     if num_inputs % size:
@@ -180,17 +180,15 @@ class Reader:
       offsets=(MIDDLE - zeros) * scales,
     )
 
-  def _get(self, name: str, *shape: int) -> np.ndarray:
-    return families.get_checked(self.tensors.__getitem__, name, *shape)
+  def _get(self, name: str, kind: str, *shape: int) -> np.ndarray:
+    get = self.tensors.__getitem__
+    return families.get_checked(get, f'{name}.{kind}', *shape)
 
   def _inputs_first(
     self, name: str, num_inputs: int, num_outputs: int, num_groups: int
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns integers [N, K], scales [N, C] and zero points [N, C]."""
-
-    def get(kind, *shape):
-      return self._get(f'{name}.{kind}', *shape)
-
+    get = functools.partial(self._get, name)
     zeros = get('qzeros', num_groups, num_outputs // 8)
     if self.packing.method == 'awq':
       words = get('qweight', num_inputs, num_outputs // 8)
@@ -209,38 +207,34 @@ class Reader:
     self, name: str, num_inputs: int, num_outputs: int, num_groups: int
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the same of compressed-tensors."""
-
-    def get(kind, *shape):
-      return self._get(f'{name}.weight_{kind}', *shape)
-
-    words = get('packed', num_outputs, num_inputs // 8)
+    get = functools.partial(self._get, name)
+    words = get('weight_packed', num_outputs, num_inputs // 8)
     zeros = np.full((num_outputs, num_groups), MIDDLE)
     if self.packing.zero_shift is not None:
-      packed = get('zero_point', num_outputs // 8, num_groups)
+      packed = get('weight_zero_point', num_outputs // 8, num_groups)
       zeros = np.swapaxes(_unpacked(packed), 1, 2).reshape(zeros.shape)
     integers = _unpacked(words).reshape(num_outputs, num_inputs)
-    return integers, get('scale', num_outputs, num_groups), zeros
+    return integers, get('weight_scale', num_outputs, num_groups), zeros
 
   def _check_order(self, name: str, group_size: int, num_inputs: int) -> None:
-    name = f'{name}.g_idx'
-    if name not in self.tensors:
+    if f'{name}.g_idx' not in self.tensors:
       return
-    groups = self._get(name, num_inputs)
+    groups = self._get(name, 'g_idx', num_inputs)
     if not np.array_equal(groups, np.arange(num_inputs) // group_size):
       raise errors.UserError(
-        f'tensor {name} has inputs in another order (desc_act=true), which is '
-        'not supported; take a checkpoint with desc_act=false'
+        f'tensor {name}.g_idx has inputs in another order (desc_act=true), '
+        'which is not supported; take a checkpoint with desc_act=false'
       )
 
   def _check_bias(self, name: str, num_outputs: int) -> None:
     """Some checkpoints have zeros where the model has no bias."""
     is_used = self.config.use_qkv_bias and name.endswith(_WITH_BIAS)
-    name = f'{name}.bias'
-    if is_used or name not in self.tensors:
+    if is_used or f'{name}.bias' not in self.tensors:
       return
-    if self._get(name, num_outputs).any():
+    if self._get(name, 'bias', num_outputs).any():
       raise errors.UserError(
-        f'tensor {name} is not zero, but {self.config.family} has no bias there'
+        f'tensor {name}.bias is not zero, but {self.config.family} has no bias '
+        'there'
       )
 
 

@@ -33,10 +33,8 @@ def apply() -> None:
     if value is None or name not in flags.FLAGS:
       continue
     holder = flags.FLAGS[name]
-    try:
+    with errors.explained(f'{path}: {name}: ', (TypeError, ValueError)):
       value = holder.parser.parse(value)
-    except (TypeError, ValueError) as error:
-      raise errors.UserError(f'{path}: {name}: {error}') from error
     if not holder.present:
       holder.value = value
       holder.using_default_value = False

@@ -7,7 +7,7 @@ from absl import flags
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, policies
-from swiftspec_jax.cli.flags import engine_flags, policy_names
+from swiftspec_jax.cli.flags import engine_flags, modes, policy_names
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.batch_table import BatchTable
 from swiftspec_jax.policies.cost_model import storage
@@ -68,13 +68,14 @@ class Policies:
 
   def make(self, name: str) -> policies.Policy:
     """Returns a new policy."""
+    mode = modes.MODES[engine_flags.mode()]
     return policy_names.make(
       name,
-      self.costs,
       self._buckets,
-      self._table,
-      is_tree=engine_flags.is_tree(),
-      drafts_by_model=engine_flags.drafts_by_model(),
+      costs=self.costs,
+      table=self._table,
+      is_tree=mode.makes_trees,
+      drafts_by_model=mode.drafts_by_model,
     )
 
 

@@ -5,6 +5,7 @@ import pathlib
 from absl import flags
 
 import swiftspec_jax as ss
+from swiftspec_jax.cli.flags import flag_values
 from swiftspec_jax.drafters.texts.token_store import TokenStore
 
 _NUM_SPECULATIVE_TOKENS = flags.DEFINE_integer(
@@ -15,15 +16,13 @@ _NUM_SPECULATIVE_TOKENS = flags.DEFINE_integer(
   'prompt_lookup, 4 for chain.',
   lower_bound=1,
 )
-_PROMPT_LOOKUP_MIN = flags.DEFINE_integer(
-  'prompt_lookup_min',
-  ss.PromptLookup().prompt_lookup_min,
-  'Shortest n-gram that prompt_lookup takes for a match.',
-)
-_PROMPT_LOOKUP_MAX = flags.DEFINE_integer(
-  'prompt_lookup_max',
-  ss.PromptLookup().prompt_lookup_max,
-  'Longest n-gram that prompt_lookup compares.',
+_LOOKUP = flag_values.define_fields(
+  ss.PromptLookup,
+  {
+    'prompt_lookup_min': 'Shortest n-gram that prompt_lookup takes for a '
+    'match.',
+    'prompt_lookup_max': 'Longest n-gram that prompt_lookup compares.',
+  },
 )
 _STORE = flags.DEFINE_string(
   'datastore',
@@ -58,11 +57,8 @@ def num_speculative_tokens() -> dict[str, int]:
 
 def prompt_lookup() -> ss.PromptLookup:
   """Returns the drafter of mode prompt_lookup, checked."""
-  return ss.PromptLookup(
-    prompt_lookup_min=_PROMPT_LOOKUP_MIN.value,
-    prompt_lookup_max=_PROMPT_LOOKUP_MAX.value,
-    **num_speculative_tokens(),
-  )
+  lengths = {name: holder.value for name, holder in _LOOKUP.items()}
+  return ss.PromptLookup(**lengths, **num_speculative_tokens())
 
 
 def datastore() -> ss.Datastore:

@@ -1,7 +1,6 @@
 """Flags of the serving engine, and the engine that they describe."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +13,6 @@ from swiftspec_jax.cli.flags import (
   flag_values,
   modes,
   shared_flags,
-  size_flags,
   tree_flags,
 )
 from swiftspec_jax.drafters import make_drafter
@@ -93,17 +91,9 @@ def is_tree() -> bool:
   return modes.MODES[mode()].makes_trees
 
 
-def drafts_by_model() -> bool:
-  """Returns whether drafts take the time of a model."""
-  return modes.MODES[mode()].drafts_by_model
-
-
-def _refuse(names: Sequence[str], remedy: str) -> None:
-  for name in names:
-    if flags.FLAGS[name].present:
-      raise errors.UserError(
-        f'--{name} has no effect in mode {mode()}; {remedy}'
-      )
+def _refuse(name: str, remedy: str) -> None:
+  if flags.FLAGS[name].present:
+    raise errors.UserError(f'--{name} has no effect in mode {mode()}; {remedy}')
 
 
 def sizes() -> ProgramSizes:
@@ -114,17 +104,17 @@ def sizes() -> ProgramSizes:
   """
   shared_flags.check([mode()])
   rows, query_tokens, contexts = map(
-    size_flags.read, (_ROWS, _QUERY_TOKENS, _CONTEXTS)
+    flag_values.sizes, (_ROWS, _QUERY_TOKENS, _CONTEXTS)
   )
   longest = _MAX_LENGTH.value
   if mode() in modes.PERSISTENT_TREES:
-    _refuse(['max_length'], 'give --num_nodes')
-    _refuse(['forced_acceptance'], 'leave it out')
+    _refuse('max_length', 'give --num_nodes')
+    _refuse('forced_acceptance', 'leave it out')
     longest = tree_flags.config().num_nodes - 1
   elif mode() == modes.TREE:
-    _refuse(['num_nodes'], 'give --max_length')
+    _refuse('num_nodes', 'give --max_length')
   if mode() not in _RUN_AHEAD_MODES:
-    _refuse(['run_ahead'], 'its drafts need the text of the round before')
+    _refuse('run_ahead', 'its drafts need the text of the round before')
   lengths = tuple(range(longest + 1))
   # A lookup takes the same time whatever it finds.
   most_steps = {
@@ -167,7 +157,10 @@ def make_engine(
     # Shorter contexts take no less time there, but further programs.
     declared = dataclasses.replace(declared, contexts=declared.contexts[-1:])
   if mode() == modes.FORCED:
-    draft = _forced_draft()
+    acceptance = tree_flags.config().forced_acceptance
+    if acceptance is None:
+      raise errors.UserError(f'mode {modes.FORCED} needs --forced_acceptance')
+    draft = ForcedDraft(acceptance=acceptance)
   else:
     model = shared_flags.load_drafts(target, [mode()]).get(mode())
     found = shared_flags.speculation(mode(), model)
@@ -191,13 +184,6 @@ def _run_ahead() -> int:
   if mode() == 'prompt_lookup' and not flags.FLAGS['run_ahead'].present:
     return 0
   return tree_flags.run_ahead()
-
-
-def _forced_draft() -> ForcedDraft:
-  acceptance = tree_flags.config().forced_acceptance
-  if acceptance is None:
-    raise errors.UserError(f'mode {modes.FORCED} needs --forced_acceptance')
-  return ForcedDraft(acceptance=acceptance)
 
 
 def cost_key(

@@ -21,6 +21,7 @@ GRAMMAR = 'grammar'
 SELF = 'self'
 TREE = 'tree'
 FORCED = 'forced'
+PERSISTENT_TREES = 'serial', 'async'  # kept across rounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,10 @@ class Mode:
   make: Callable[[], Any] | None = None
 
 
+# By a draft model.
+_TREES = Mode(
+  takes_draft=True, has_builtin=True, makes_trees=True, drafts_by_model=True
+)
 MODES = {
   PLAIN: Mode(takes_policy=False),
   'prompt_lookup': Mode(make=draft_flags.prompt_lookup),
@@ -57,23 +62,9 @@ MODES = {
   GRAMMAR: Mode(is_paged=True, makes_trees=True, make=ss.GrammarDraft),
   SELF: Mode(is_paged=True, drafts_by_model=True, make=draft_flags.self_draft),
   'chain': Mode(takes_draft=True, drafts_by_model=True),
-  TREE: Mode(
-    takes_draft=True,
-    has_builtin=True,
-    is_paged=True,
-    makes_trees=True,
-    drafts_by_model=True,
-  ),
+  TREE: dataclasses.replace(_TREES, is_paged=True),
   FORCED: Mode(decodes=False, is_paged=True),
-  'serial': Mode(
-    takes_draft=True, has_builtin=True, makes_trees=True, drafts_by_model=True
-  ),
-  'async': Mode(
-    takes_draft=True,
-    has_builtin=True,
-    makes_trees=True,
-    drafts_by_model=True,
-  ),
+  **dict.fromkeys(PERSISTENT_TREES, _TREES),
 }
 
 
@@ -84,7 +75,6 @@ def where(is_so: Callable[[Mode], bool]) -> tuple[str, ...]:
 
 DECODING = where(lambda mode: mode.decodes)
 SERVING = tuple(MODES)
-PERSISTENT_TREES = ('serial', 'async')  # kept across rounds
 OF_DRAFTS = where(lambda mode: mode.takes_draft)
 
 

@@ -48,15 +48,9 @@ def make(name: str) -> Callable[[StepBuckets], policies.Policy] | None:
   mode = modes.MODES[name]
   if _POLICY.value is None or not mode.takes_policy:
     return None
-  return functools.partial(_make, mode)
-
-
-def _make(mode: modes.Mode, buckets: StepBuckets) -> policies.Policy:
-  return policy_names.make(
+  return functools.partial(
+    policy_names.make,
     _POLICY.value,
-    None,
-    buckets,
-    None,
     is_tree=mode.makes_trees,
     drafts_by_model=mode.drafts_by_model,
   )

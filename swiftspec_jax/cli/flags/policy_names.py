@@ -38,10 +38,10 @@ def needs_costs(name: str) -> bool:
 
 def make(
   name: str,
-  costs: cost_model.CostModel | None,
   buckets: StepBuckets,
-  table: BatchTable | None,
   *,
+  costs: cost_model.CostModel | None = None,
+  table: BatchTable | None = None,
   is_tree: bool = False,
   drafts_by_model: bool = True,
 ) -> policies.Policy:
@@ -49,9 +49,9 @@ def make(
 
   Args:
     name: see `HELP`.
+    buckets: the declared sizes.
     costs: seconds of a step, for policies that need them; without them goodput
       learns them while it decodes.
-    buckets: the declared sizes.
     table: the policy that 'table' names.
     is_tree: drafts are trees.
     drafts_by_model: drafts take time, other than lookups.
@@ -69,15 +69,8 @@ def make(
     )
   if ':' in name:
     return loading.load(name, costs)
-  kind, length = _with_length(name, buckets)
-  return FixedLength(length, drafts_first=kind == ALWAYS)
-
-
-def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:
-  """Returns what a name says of a kind of policy and a length."""
   kind, _, length = name.rpartition('_')
-  kind += '_'
-  if kind not in (FIXED, ALWAYS) or not length.isdecimal():
+  if f'{kind}_' not in (FIXED, ALWAYS) or not length.isdecimal():
     raise errors.UserError(
       f'unknown policy {name!r}; choose from none, fixed_K, always_K, table, '
       "goodput and 'module:Class'"
@@ -86,4 +79,4 @@ def _with_length(name: str, buckets: StepBuckets) -> tuple[str, int]:
     raise errors.UserError(
       f'policy {name} is none of the declared lengths {buckets.lengths}'
     )
-  return kind, int(length)
+  return FixedLength(int(length), drafts_first=name.startswith(ALWAYS))

@@ -46,21 +46,17 @@ _DRAFT_LAYERS = flags.DEFINE_integer(
   'model of --target, that makes a draft for studies of any model.',
   lower_bound=1,
 )
-_MAX_NEW_TOKENS = flags.DEFINE_integer(
-  'max_new_tokens', 256, 'Token limit of each output.'
+SAMPLING = flag_values.define_fields(
+  ss.SamplingParams,
+  {
+    'max_new_tokens': 'Token limit of each output.',
+    'temperature': "0 is greedy, 1 the model's own distribution.",
+    'top_k': 'Sample from the k most probable tokens; 0 keeps all.',
+    'top_p': 'Sample from the most probable tokens that have this probability '
+    'together.',
+    'seed': 'Of the noise of sampling.',
+  },
 )
-_TEMPERATURE = flags.DEFINE_float(
-  'temperature', 0.0, "0 is greedy, 1 the model's own distribution."
-)
-_TOP_K = flags.DEFINE_integer(
-  'top_k', 0, 'Sample from the k most probable tokens; 0 keeps all.'
-)
-_TOP_P = flags.DEFINE_float(
-  'top_p',
-  1.0,
-  'Sample from the most probable tokens that have this probability together.',
-)
-_SEED = flags.DEFINE_integer('seed', 0, 'Of the noise of sampling.')
 _DTYPE = flags.DEFINE_enum(
   'dtype',
   None,
@@ -113,13 +109,8 @@ _DRAFT_ROPE_SCALING = flags.DEFINE_string(
 
 def sampling() -> ss.SamplingParams:
   """Returns what the flags say about sampling, checked."""
-  return ss.SamplingParams(
-    temperature=_TEMPERATURE.value,
-    top_k=_TOP_K.value,
-    top_p=_TOP_P.value,
-    seed=_SEED.value,
-    max_new_tokens=_MAX_NEW_TOKENS.value,
-  )
+  values = {name: holder.value for name, holder in SAMPLING.items()}
+  return ss.SamplingParams(**values)
 
 
 def _rope_scaling(
@@ -145,20 +136,6 @@ def samplings(num_repeats: int) -> list[ss.SamplingParams]:
     dataclasses.replace(first, seed=first.seed + repeat)
     for repeat in range(num_repeats)
   ]
-
-
-def layers(name: str) -> tuple[int, ...]:
-  """Returns the layer numbers that a flag lists.
-
-  Raises:
-    UserError: they are no numbers.
-  """
-  texts = flags.FLAGS[name].value
-  if not all(text.isdecimal() for text in texts):
-    raise errors.UserError(
-      f'--{name}={",".join(texts)} must be layer numbers such as 0,1,29'
-    )
-  return tuple(map(int, texts))
 
 
 def default_modes() -> tuple[str, ...]:

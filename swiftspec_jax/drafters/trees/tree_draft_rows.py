@@ -106,7 +106,7 @@ class TreeDraftRows:
     )
     self._array = functools.lru_cache(maxsize=_NUM_CACHED)(_array)
     # Models have up to thousands of them, too many to list for each request.
-    self._control_token_ids = tokenizer_lib.control_token_ids(model.tokenizer)
+    self._control_token_ids = [*tokenizer_lib.special_tokens(model.tokenizer)]
 
   @property
   def capacity(self) -> int:

@@ -56,8 +56,10 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     UserError: a family, activation or option that the decoder lacks.
   """
   name = values.get('model_type')
-  if name in _WITH_TOWER:
-    return _decoder_of(values)
+  if name in _WITH_TOWER:  # the decoder inside
+    names = 'tie_word_embeddings', 'eos_token_id', 'quantization_config'
+    own = {k: values[k] for k in names if values.get(k) is not None}
+    return config_from_hf({**values['text_config'], **own})
   errors.check_known('unknown architecture', name, supported())
   family = FAMILIES[name]
   for option in ('quantization_config', *family.unsupported_options):
@@ -65,6 +67,8 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
       raise errors.UserError(
         f'{option}={values[option]!r} is not supported for {name}'
       )
+  activation = values.get('hidden_act') or values['hidden_activation']
+  errors.check_known('unknown activation', activation, _ACTIVATIONS)
   num_heads = values['num_attention_heads']
   head_dim = values.get('head_dim') or values['hidden_size'] // num_heads
   fields = {
@@ -80,7 +84,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     'norm_eps': values['rms_norm_eps'],
     **rope_scaling.fields_from_hf(values, head_dim),
     'tie_embeddings': values['tie_word_embeddings'],
-    'activation': _activation(values),
+    'activation': _ACTIVATIONS[activation],
   }
   return ModelConfig(**{**fields, **family.fields(values)})
 
@@ -88,19 +92,6 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
 def supported() -> tuple[str, ...]:
   """Returns the kinds of models that are known, by `model_type`."""
   return *FAMILIES, *_WITH_TOWER
-
-
-def _decoder_of(values: Mapping[str, Any]) -> ModelConfig:
-  """Returns the decoder inside of a model that reads images."""
-  names = 'tie_word_embeddings', 'eos_token_id', 'quantization_config'
-  own = {k: values[k] for k in names if values.get(k) is not None}
-  return config_from_hf({**values['text_config'], **own})
-
-
-def _activation(values: Mapping[str, Any]) -> str:
-  name = values.get('hidden_act') or values['hidden_activation']
-  errors.check_known('unknown activation', name, _ACTIVATIONS)
-  return _ACTIVATIONS[name]
 
 
 def _as_tuple(token_ids: int | list[int] | None) -> tuple[int, ...]:

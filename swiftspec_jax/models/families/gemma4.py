@@ -34,6 +34,14 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
   """
   _check(values)
   kv_heads, head_dim = _global_heads(values)
+  experts = None
+  if has_experts(values):
+    experts = Experts(
+      num_experts=values['num_experts'],
+      num_active=values['top_k_experts'],
+      ffw_dim=values['moe_intermediate_size'],
+      is_beside_dense=True,
+    )
   return {
     'use_qk_norm': True,
     'use_post_norms': True,
@@ -48,7 +56,7 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
       widening=2 if values['use_double_wide_mlp'] else 1,
       input_dim=values.get('hidden_size_per_layer_input') or 0,
     ),
-    'experts': _experts(values) if has_experts(values) else None,
+    'experts': experts,
   }
 
 
@@ -85,15 +93,6 @@ def _num_kv_layers(values: Mapping[str, Any]) -> int:
 def has_experts(values: Mapping[str, Any]) -> bool:
   """Whether the layers of a configuration have experts."""
   return bool(values.get('enable_moe_block'))
-
-
-def _experts(values: Mapping[str, Any]) -> Experts:
-  return Experts(
-    num_experts=values['num_experts'],
-    num_active=values['top_k_experts'],
-    ffw_dim=values['moe_intermediate_size'],
-    is_beside_dense=True,
-  )
 
 
 def _global_heads(values: Mapping[str, Any]) -> tuple[int, int]:
@@ -190,24 +189,6 @@ def extras(
       'post_experts_norm': norm('post_feedforward_layernorm_2.weight'),
     }
   return arrays
-
-
-def experts(
-  get: Callable[..., np.ndarray], config: ModelConfig, prefix: str
-) -> Params:
-  """Returns the experts of a layer; the arguments are as in `extras`."""
-  num, ffw = config.num_experts, config.expert_ffw_dim
-  embed = config.embed_dim
-  gate_up = get(f'{prefix}experts.gate_up_proj', num, 2 * ffw, embed)
-  down = get(f'{prefix}experts.down_proj', num, embed, ffw)
-  # As inputs and outputs.
-  gate_up, down = np.swapaxes(gate_up, 1, 2), np.swapaxes(down, 1, 2)
-  return {
-    'router': get(f'{prefix}router.proj.weight', num, embed),
-    'experts_gate': gate_up[..., :ffw],
-    'experts_up': gate_up[..., ffw:],
-    'experts_down': down,
-  }
 
 
 def tables(get: Callable[..., np.ndarray], config: ModelConfig) -> Params:

@@ -1,18 +1,16 @@
-"""Llama 4: its configuration and the layout of its experts.
+"""Llama 4: its configuration, and how its heads are rotated.
 
 Its attention is described by `IRope`. Most layers have experts, of which one is
 for all tokens.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from swiftspec_jax import errors
-from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.config.architecture import Experts, IRope
-from swiftspec_jax.models.params import Params
 
 FAMILY = 'llama4_text'
 WITH_TOWER = 'llama4'  # the same beside a vision tower
@@ -59,27 +57,6 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
       scales_inputs=True,
       has_shared=True,
     ),
-  }
-
-
-def experts(
-  get: Callable[..., np.ndarray], config: ModelConfig, start: str
-) -> Params:
-  """Returns the experts of a layer; one tensor has gates and, after them, ups.
-
-  Args:
-    get: function from name and shape to the tensor.
-    config: the model's.
-    start: beginning of the names.
-  """
-  num, ffw = config.num_experts, config.expert_ffw_dim
-  embed = config.embed_dim
-  gate_up = get(f'{start}.experts.gate_up_proj', num, embed, 2 * ffw)
-  return {
-    'router': get(f'{start}.router.weight', num, embed),
-    'experts_gate': gate_up[..., :ffw],
-    'experts_up': gate_up[..., ffw:],
-    'experts_down': get(f'{start}.experts.down_proj', num, ffw, embed),
   }
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import ModelConfig
+from swiftspec_jax.models import array_parts
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.models.array_parts import Joined
 from swiftspec_jax.models.families import gemma4, llama4
@@ -80,11 +81,7 @@ def get_checked(
 ) -> np.ndarray:
   """Returns `get(name)`; raises UserError if it has another shape."""
   array = get(name)
-  if array.shape != shape:
-    raise errors.UserError(
-      f'tensor {name} has shape {array.shape}, the config says {shape}: '
-      'weights and config do not belong together'
-    )
+  array_parts.check_shape(f'tensor {name}', array.shape, shape)
   return array
 
 
@@ -270,14 +267,16 @@ def _feed_forward(
   if not c.has_experts(layer):
     return dense(c.ffw_dim)
   if c.experts.is_beside_dense:
-    return dense(c.ffw_dim) | gemma4.experts(get, c, prefix)
+    joint = _joint_experts(get, c, prefix, f'{prefix}router.proj')
+    return dense(c.ffw_dim) | joint
+  at = f'{prefix}{start}.'
   if c.family == 'gpt_oss':
-    return _gpt_oss_experts(get, c, prefix + start)
+    return _joint_experts(get, c, at, f'{at}router')
   shared = {}
   if c.experts.has_shared:
     shared = dense(c.expert_ffw_dim, 'shared_expert.', 'shared_')
   if is_llama4 and not is_stored:
-    return {**llama4.experts(get, c, prefix + start), **shared}
+    return _joint_experts(get, c, at, f'{at}router') | shared
   router_name = f'{start}.{"router" if is_llama4 else "gate"}'
   router = read(router_name, c.num_experts, c.embed_dim)
   if isinstance(router, StoredMatrix):
@@ -299,22 +298,37 @@ def _feed_forward(
   }
 
 
-def _gpt_oss_experts(
-  get: Callable[..., np.ndarray], config: ModelConfig, start: str
+def _joint_experts(
+  get: Callable[..., np.ndarray], config: ModelConfig, prefix: str, router: str
 ) -> Params:
-  """Returns the experts of gpt-oss; gate and up take turns in one tensor."""
+  """Returns the experts of a layer that lie in joint tensors.
+
+  `prefix` begins the names of their tensors, `router` those of the router.
+  """
   num, ffw = config.num_experts, config.expert_ffw_dim
   embed = config.embed_dim
-  gate_up, down = (f'{start}.experts.{x}_proj' for x in ('gate_up', 'down'))
-  matrices = get(gate_up, num, embed, 2 * ffw)
-  biases = get(f'{gate_up}_bias', num, 2 * ffw)
-  return {
-    'router': get(f'{start}.router.weight', num, embed),
-    'router_bias': get(f'{start}.router.bias', num),
-    'experts_gate': matrices[..., ::2],
-    'experts_gate_bias': biases[..., ::2],
-    'experts_up': matrices[..., 1::2],
-    'experts_up_bias': biases[..., 1::2],
-    'experts_down': get(down, num, ffw, embed),
-    'experts_down_bias': get(f'{down}_bias', num, embed),
+  gate_up, down = (f'{prefix}experts.{x}_proj' for x in ('gate_up', 'down'))
+  if config.gemma4:
+    both = np.swapaxes(get(gate_up, num, 2 * ffw, embed), 1, 2)
+    downs = np.swapaxes(get(down, num, embed, ffw), 1, 2)
+  else:
+    both = get(gate_up, num, embed, 2 * ffw)
+    downs = get(down, num, ffw, embed)
+  gates, ups = slice(ffw), slice(ffw, None)
+  if config.experts.use_bias:
+    gates, ups = slice(None, None, 2), slice(1, None, 2)  # they take turns
+  arrays = {
+    'router': get(f'{router}.weight', num, embed),
+    'experts_gate': both[..., gates],
+    'experts_up': both[..., ups],
+    'experts_down': downs,
   }
+  if config.experts.use_bias:
+    biases = get(f'{gate_up}_bias', num, 2 * ffw)
+    arrays |= {
+      'router_bias': get(f'{router}.bias', num),
+      'experts_gate_bias': biases[..., gates],
+      'experts_up_bias': biases[..., ups],
+      'experts_down_bias': get(f'{down}_bias', num, embed),
+    }
+  return arrays

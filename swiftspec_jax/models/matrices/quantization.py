@@ -62,8 +62,13 @@ class QuantizedMatrix:
     """Returns rows x [T, K] times the matrix: [T, *out_shape]."""
     product = self._product(x)
     if self.offsets is not None:
-      total = product.astype(jnp.float32) + self._offset_product(x)
-      product = total.astype(x.dtype)
+      of_offsets = jnp.einsum(
+        'tc,pcn->tpn',
+        self._group_sums(x),
+        self.offsets,
+        precision=jax.lax.Precision.HIGHEST,
+      )
+      product = (product.astype(jnp.float32) + of_offsets).astype(x.dtype)
     return product.reshape(-1, *self.out_shape)
 
   def multiply_gated(self, x: jax.Array, activation: str) -> jax.Array:
@@ -111,15 +116,6 @@ class QuantizedMatrix:
       activation=activation,
       implementation=self.kernels if is_short else dispatch.REFERENCE,
       sharding=self.sharding,
-    )
-
-  def _offset_product(self, x: jax.Array) -> jax.Array:
-    """Returns rows x [T, K] times the offsets of their inputs: f32[T, P, N]."""
-    return jnp.einsum(
-      'tc,pcn->tpn',
-      self._group_sums(x),
-      self.offsets,
-      precision=jax.lax.Precision.HIGHEST,
     )
 
   def _group_sums(self, x: jax.Array) -> jax.Array:
