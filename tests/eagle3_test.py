@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import eagle3_cases as cases
 import jax
@@ -18,7 +19,7 @@ from tree_cases import CONFIG, DEVICES, MIXED, TREE, requests_of
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
 from swiftspec_jax.config.architecture import Eagle3, RopeScaling
-from swiftspec_jax.models import decoder
+from swiftspec_jax.models import decoder, families
 
 VOCAB_SIZE, WIDTH = CONFIG.vocab_size, CONFIG.embed_dim
 TEXT = tuple((np.arange(12) * 31 + 5) % VOCAB_SIZE)
@@ -294,6 +295,17 @@ def test_heads_are_written_as_they_are_read(
   again = ss.load(tmp_path, draft_of=target)
   assert again.config == head.config
   jax.tree.map(np.testing.assert_array_equal, again.params, head.params)
+
+
+@pytest.mark.parametrize('family', families.FAMILIES)
+def test_written_for_targets_of_all_families(tmp_path, directory, family):
+  _, target, draft = small_pair(directory)
+  config = dataclasses.replace(target.config, family=family)
+  target = dataclasses.replace(target, config=config)
+  ss.save_draft(draft, tmp_path, target=target)
+  values = json.loads((tmp_path / 'config.json').read_text())
+  (name,) = values['speculators_config']['verifier']['architectures']
+  assert name.endswith('ForCausalLM')
 
 
 def test_what_cannot_be_written_is_refused(tmp_path, directory):

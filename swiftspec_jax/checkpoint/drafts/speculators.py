@@ -32,6 +32,8 @@ _ARCHITECTURES = {
   'gpt_oss': 'GptOssForCausalLM',
   'llama4_text': 'Llama4ForCausalLM',
   'gemma3_text': 'Gemma3ForCausalLM',
+  'gemma4_text': 'Gemma4ForCausalLM',
+  'gemma4_unified_text': 'Gemma4UnifiedForCausalLM',
 }
 
 
