@@ -123,10 +123,9 @@ def read(path: pathlib.Path) -> Deployment:
   Raises:
     UserError: the file cannot be run, or sets no CONFIG.
   """
-  try:
+  kinds = OSError, SyntaxError, ImportError, TypeError
+  with errors.explained(f'cannot read {path}: ', kinds):
     found = runpy.run_path(str(path)).get('CONFIG')
-  except (OSError, SyntaxError, ImportError, TypeError) as error:
-    raise errors.UserError(f'cannot read {path}: {error}') from error
   if not isinstance(found, Deployment):
     raise errors.UserError(
       f'{path} must set CONFIG to a configs.deployment.Deployment, '

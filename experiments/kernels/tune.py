@@ -69,12 +69,9 @@ def read_entries(path: pathlib.Path) -> dict[tuple[str, ...], tuning.Entry]:
   """
   if not path.exists():
     return {}
-  try:
+  failed = f'--output={path} has no entries that can be added to: '
+  with errors.explained(failed, (OSError, ValueError)):
     return {entry.key: entry for entry in tuning.read(path)}
-  except (OSError, ValueError) as error:
-    raise errors.UserError(
-      f'--output={path} has no entries that can be added to: {error}'
-    ) from error
 
 
 def write_entries(path: pathlib.Path, entries: Iterable[tuning.Entry]) -> None:

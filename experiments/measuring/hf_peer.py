@@ -75,15 +75,12 @@ def _load_model(name: str) -> 'transformers.PreTrainedModel':
     path = builtin.fetch(name)
   if path.suffix == '.gguf':
     source, options = path.parent, {'gguf_file': path.name}
-  try:
-    transformers.logging.disable_progress_bar()
+  transformers.logging.disable_progress_bar()
+  failed = f'transformers cannot load {name} for --peers: '
+  with errors.explained(failed, (OSError, ValueError)):
     model = transformers.AutoModelForCausalLM.from_pretrained(
       source, dtype=torch.float32, **options
     )
-  except (OSError, ValueError) as error:
-    raise errors.UserError(
-      f'transformers cannot load {name} for --peers: {error}'
-    ) from error
   return model.eval()
 
 
@@ -143,8 +140,6 @@ def _make_decode(
       text=target.tokenizer.decode(token_ids, skip_special_tokens=True),
       token_ids=token_ids,
       finish_reason='stop' if token_ids[-1] in ends else 'length',
-      logprobs=None,
-      top_logprobs=None,
       stats=results.GenerationStats(
         prompt_tokens=num_prompt,
         new_tokens=len(token_ids),
@@ -153,8 +148,6 @@ def _make_decode(
         num_rounds=len(sizes),
         num_drafted=sum(widths) - len(widths) - num_prompt + 1,
         num_accepted=len(token_ids) - len(sizes),
-        drafted_per_position=(),
-        accepted_per_position=(),
         ttft_seconds=float(times[0] - start),
         decode_seconds=float(times[-1] - times[0]),
         latency_seconds=float(times[-1] - start),

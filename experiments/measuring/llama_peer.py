@@ -101,13 +101,9 @@ def load(name: str, target: ss.Model, draft_name: str | None) -> Decode:
     speculative.draft.cpuparams_batch,
   ):
     threads.n_threads = os.cpu_count()  # as XLA takes, too
-  try:
-    server = xllamacpp.Server(params)
-  except RuntimeError as error:
-    raise errors.UserError(
-      f'llama.cpp cannot load {path} for --peers: {error}'
-    ) from error
-  return _make_decode(server)
+  failed = f'llama.cpp cannot load {path} for --peers: '
+  with errors.explained(failed, RuntimeError):
+    return _make_decode(xllamacpp.Server(params))
 
 
 def _make_decode(server: 'xllamacpp.Server') -> Decode:
@@ -130,8 +126,6 @@ def _make_decode(server: 'xllamacpp.Server') -> Decode:
       text=answer['content'],
       token_ids=tuple(answer['tokens']),
       finish_reason='length' if answer['stop_type'] == 'limit' else 'stop',
-      logprobs=None,
-      top_logprobs=None,
       stats=_stats(len(request.token_ids), answer['timings']),
     )
 
@@ -164,8 +158,6 @@ def _stats(
     num_rounds=max(new_tokens - 1 - accepted, 0),
     num_drafted=timings.get('draft_n', 0),
     num_accepted=accepted,
-    drafted_per_position=(),
-    accepted_per_position=(),
     ttft_seconds=ttft_seconds,
     decode_seconds=decode_seconds,
     latency_seconds=ttft_seconds + decode_seconds,

@@ -118,12 +118,9 @@ def append(directory: pathlib.Path, record: Record) -> None:
 
 
 def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
-  try:
+  failed = f'--resume: {path} cannot be read: '
+  with errors.explained(failed, (OSError, json.JSONDecodeError)):
     old = json.loads(path.read_text())
-  except (OSError, json.JSONDecodeError) as error:
-    raise errors.UserError(
-      f'--resume: {path} cannot be read: {error}'
-    ) from error
   new = json.loads(json.dumps(settings))
   for name in sorted(old.keys() | new.keys()):
     if old.get(name) != new.get(name):

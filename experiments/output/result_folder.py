@@ -158,7 +158,5 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _parse(text: bytes, path: pathlib.Path) -> Any:
-  try:
+  with errors.explained(f'{path} is no JSON: ', ValueError):
     return json.loads(text)
-  except ValueError as error:
-    raise errors.UserError(f'{path} is no JSON: {error}') from error
