@@ -13,11 +13,9 @@ part of target and draft takes, over the first prompts that are shipped.
 docs/how_it_works/decoding.md says how to read the table, which rows.jsonl gets.
 """
 
-import dataclasses
-import json
 import pathlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -165,13 +163,12 @@ def _profile_rounds(mode: str) -> None:
     [_request(token_ids, _NUM_STEPS.value) for _, token_ids in bench.encoded],
   )
   print(_round_table(rows))
-  step = next(row for row in rows if row.part == 'plain_step')
-  print(f'a round takes {1 / step.share:.2f} plain steps')
+  step = next(row for row in rows if row['part'] == 'plain_step')
+  print(f'a round takes {1 / step["share"]:.2f} plain steps')
   if _OUTPUT_DIR.value:
     directory = pathlib.Path(_OUTPUT_DIR.value)
     _write(directory, {'mode': mode, **shared_flags.to_json()})
-    lines = [f'{json.dumps(dataclasses.asdict(row))}\n' for row in rows]
-    output_files.write(directory / 'rows.jsonl', ''.join(lines).encode())
+    output_files.write_lines(directory / 'rows.jsonl', rows)
 
 
 def _check_rounds() -> None:
@@ -181,13 +178,13 @@ def _check_rounds() -> None:
     )
 
 
-def _round_table(rows: Sequence[round_profile.Row]) -> str:
+def _round_table(rows: Sequence[Mapping[str, Any]]) -> str:
   columns = {
     'part': ('part',),
     'ms': ('seconds', '.2f', 1e3),
     'share of a round': ('share', '.3f'),
   }
-  return benchmark_report.table_of([*map(vars, rows)], columns, num_names=1)
+  return benchmark_report.table_of(rows, columns, num_names=1)
 
 
 def _write(directory: pathlib.Path, report: dict[str, Any]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import markupsafe
+from matplotlib import figure as figure_lib
 
-from experiments.accelerator import plots as section_plots
 from experiments.accelerator import rows as rows_lib
 from experiments.accelerator import sections
 from experiments.accelerator.rows import Row
@@ -22,6 +22,7 @@ _BAD = (
   rows_lib.CRASHED,
   rows_lib.TIMED_OUT,
 )
+_MOST_BARS = 40
 _STYLE = f"""
 figure img {{ max-width: min(100%, 11in); }}
 td {{ white-space: normal; vertical-align: top; }}
@@ -65,9 +66,46 @@ def _section(section: Section, rows: Sequence[Row]) -> list[markupsafe.Markup]:
   parts = [report_page.element('h2', section.title), note]
   if not rows:
     return parts
-  if figure := section_plots.draw(rows):
+  if figure := _draw(rows):
     parts.append(report_page.image(section.title, plots.png(figure)))
   return [*parts, report_page.table(list(map(_table_row, rows)))]
+
+
+def _draw(rows: Sequence[Row]) -> figure_lib.Figure | None:
+  """Returns bars of seconds beside those of the reference; None without."""
+  found = [
+    row
+    for row in rows
+    if row.seconds and row.reference_seconds
+    if not row.name.endswith(' reference')
+  ][:_MOST_BARS]
+  if not found:
+    return None
+  figure, (axes,) = plots.make_figure(11, 1.2 + 0.32 * len(found))
+  times = {
+    'reference': [row.reference_seconds * 1e3 for row in found],
+    'measured': [row.seconds * 1e3 for row in found],
+  }
+  colors = {'reference': plots.GREY, 'measured': plots.BLUE}
+  plots.bars(axes, _names(found), times, colors, '', is_horizontal=True)
+  for place, (reference, own) in enumerate(zip(*times.values(), strict=True)):
+    axes.annotate(
+      f'{reference / own:.2f}x',
+      (max(own, reference), place),
+      (4, 0),
+      textcoords='offset points',
+      va='center',
+    )
+  axes.set_xscale('log')
+  axes.margins(x=0.15)
+  axes.set_xlabel('milliseconds')
+  plots.legend_below(axes)
+  return figure
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+  labels = [f'{row.name}  {row.shape}' for row in rows]
+  return [label if len(label) < 75 else f'{label[:72]}...' for label in labels]
 
 
 def _table_row(row: Row) -> dict[str, Any]:

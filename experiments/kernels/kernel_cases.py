@@ -74,6 +74,13 @@ class Case:
     sets = self.make_sets(contender.prepare)
     return kernel_timing.seconds_of(program, sets, repeats, donated)
 
+  def kernels(self, platform: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yields the implementations for the platform that the shape suits."""
+    for name, call in KERNELS[self.kernel][1].items():
+      is_of_platform = name in dispatch.implementations_of(platform)
+      if is_of_platform and self.spec.suits(name):
+        yield name, call
+
   def contenders(self, platform: str) -> Iterator[Contender]:
     """Yields the reference, the kernel for the platform and the baselines."""
     options = self.spec.options()
@@ -83,11 +90,9 @@ class Case:
         registry.function(self.kernel, 'reference'), **options
       ),
     )
-    for name, call in KERNELS[self.kernel][1].items():
-      is_of_platform = name in dispatch.implementations_of(platform)
-      if is_of_platform and self.spec.suits(name):
-        call = functools.partial(call, **options)
-        yield Contender(name=name, call=tuning.tuned(self.kernel, name, call))
+    for name, call in self.kernels(platform):
+      call = functools.partial(call, **options)
+      yield Contender(name=name, call=tuning.tuned(self.kernel, name, call))
     # The baselines have no attention sinks.
     if getattr(self.spec, 'has_sinks', False):
       return

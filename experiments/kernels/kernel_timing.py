@@ -128,15 +128,26 @@ def busy_seconds(run: Callable[[], Any]) -> list[float]:
   Raises:
     UserError: the device tells no times.
   """
+  return device_seconds(profile(run))
+
+
+def profile(run: Callable[[], Any]) -> ProfileData:
+  """Returns what the profiler saw of a run, the calls of Python left out.
+
+  Raises:
+    UserError: it has written no profile.
+  """
+  options = jax.profiler.ProfileOptions()
+  options.python_tracer_level = 0
   with tempfile.TemporaryDirectory() as directory:
-    with jax.profiler.trace(directory):
+    with jax.profiler.trace(directory, profiler_options=options):
       run()
     paths = list(pathlib.Path(directory).rglob('*.xplane.pb'))
     if len(paths) != 1:
       raise errors.UserError(
         f'the profiler of JAX has written {len(paths)} profiles in place of one'
       )
-    return device_seconds(ProfileData.from_file(str(paths[0])))
+    return ProfileData.from_file(str(paths[0]))
 
 
 def loop_seconds(
@@ -204,7 +215,7 @@ def _wall_seconds(run, i):
   return time.perf_counter() - start
 
 
-def device_seconds(profile: ProfileData) -> list[float]:
+def device_seconds(data: ProfileData) -> list[float]:
   """Returns how long each piece of work on the device took, in their order.
 
   Raises:
@@ -212,7 +223,7 @@ def device_seconds(profile: ProfileData) -> list[float]:
   """
   found = [
     (event.start_ns, event.duration_ns / 1e9)
-    for plane in profile.planes
+    for plane in data.planes
     if plane.name in _PLANES
     for line in plane.lines
     if line.name.startswith(_LINES)

@@ -11,10 +11,9 @@ import jax
 import numpy as np
 import tqdm
 
-from experiments.aot.kernels import KERNELS
 from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import Case
-from kernels_pallas import comparison, dispatch, tuning
+from kernels_pallas import comparison, tuning
 from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files
 from swiftspec_jax.runtime import atomic_file
@@ -34,7 +33,6 @@ def run(cases: Sequence[Case], repeats: int, path: pathlib.Path) -> None:
     UserError: the device has no tiles, or the file holds something else.
   """
   platform = jax.default_backend()
-  implementations = dispatch.implementations_of(platform)
   if platform == 'cpu':
     raise errors.UserError(
       'kernels for a cpu have no tiles, so there is nothing to tune; run this '
@@ -44,8 +42,7 @@ def run(cases: Sequence[Case], repeats: int, path: pathlib.Path) -> None:
   jobs = [
     (case, implementation, call)
     for case in cases
-    for implementation, call in KERNELS[case.kernel][1].items()
-    if implementation in implementations and case.spec.suits(implementation)
+    for implementation, call in case.kernels(platform)
   ]
   for case, implementation, call in tqdm.tqdm(
     jobs, desc='tuning', unit='kernel', disable=None
