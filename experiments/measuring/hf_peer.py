@@ -20,19 +20,9 @@ from swiftspec_jax.requests import results
 if TYPE_CHECKING:
   import transformers
 
-_LOOKUP, _DRAFT = 'hf_prompt_lookup', 'hf_draft'
-PEERS = ('hf', _LOOKUP, _DRAFT)
-
-
-def check() -> None:
-  """Raises UserError unless transformers can run its models."""
-  try:
-    import accelerate  # noqa: F401, reading GGUF needs it
-    import torch  # noqa: F401
-  except ModuleNotFoundError as error:
-    raise errors.UserError(
-      f'--peers needs {error.name}; run: pip install -e ".[peers]"'
-    ) from error
+_LOOKUP, DRAFT = 'hf_prompt_lookup', 'hf_draft'
+PEERS = ('hf', _LOOKUP, DRAFT)
+PACKAGES = ('accelerate', 'torch')  # reading GGUF needs the first one
 
 
 def load(
@@ -57,9 +47,7 @@ def load(
       '--peers=hf compares in float32, but the dtype is '
       f'{target.dtype.name}; give --dtype=float32'
     )
-  if name == _DRAFT and draft_name is None:
-    raise errors.UserError(f'--peers={_DRAFT} needs --draft')
-  draft = _load_model(draft_name) if name == _DRAFT else None
+  draft = _load_model(draft_name) if name == DRAFT else None
   length = num_speculative_tokens if name == _LOOKUP else None
   return _make_decode(_load_model(target.name), target, length, draft)
 

@@ -5,7 +5,6 @@ its own. It speculates by its own means and defaults: matches of n-grams
 (`ngram_simple`), or a draft model.
 """
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -21,16 +20,9 @@ from swiftspec_jax.requests import results
 if TYPE_CHECKING:
   import xllamacpp
 
-_PLAIN, _DRAFT = 'llama_cpp', 'llama_cpp_draft'
-PEERS = (_PLAIN, 'llama_cpp_prompt_lookup', _DRAFT)
-
-
-def check() -> None:
-  """Raises UserError unless llama.cpp is installed."""
-  if importlib.util.find_spec('xllamacpp') is None:
-    raise errors.UserError(
-      '--peers=llama_cpp needs xllamacpp; run: pip install -e ".[peers]"'
-    )
+_PLAIN, DRAFT = 'llama_cpp', 'llama_cpp_draft'
+PEERS = (_PLAIN, 'llama_cpp_prompt_lookup', DRAFT)
+PACKAGES = ('xllamacpp',)
 
 
 def file_of(name: str) -> pathlib.Path:
@@ -85,9 +77,7 @@ def load(name: str, target: ss.Model, draft_name: str | None) -> Decode:
   params.verbosity = -1
   kinds = xllamacpp.common_speculative_type
   speculative, kind = params.speculative, None
-  if name == _DRAFT:
-    if draft_name is None:
-      raise errors.UserError(f'--peers={_DRAFT} needs --draft')
+  if name == DRAFT:
     speculative.draft.mparams.path = str(file_of(draft_name))
     kind = kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE
   elif name != _PLAIN:

@@ -135,15 +135,10 @@ def _read_records(path: pathlib.Path) -> list[Record]:
   records = []
   for number, values in enumerate(output_files.read_lines(path), start=1):
     try:
-      records.append(
-        Record(**{k: _as_tuple(value) for k, value in values.items()})
-      )
+      lists = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
+      records.append(Record(**{**values, **lists}))
     except (TypeError, AttributeError) as error:
       raise errors.UserError(
         f'{path}, line {number}: not a result: {error!r}'
       ) from error
   return records
-
-
-def _as_tuple(value: Any) -> Any:
-  return tuple(value) if isinstance(value, list) else value
