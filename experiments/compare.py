@@ -92,13 +92,7 @@ def _names() -> list[str]:
   """Returns the systems to compare, checked."""
   run_flags.check_names('systems', _SYSTEMS.value or [], systems.SYSTEMS)
   run_flags.check_names('settings', _SETTINGS_FLAG.value, _SETTINGS)
-  if _SYSTEMS.value:
-    return _SYSTEMS.value
-  return [
-    name
-    for name in systems.SYSTEMS
-    if not (systems.needs_devices(name) or systems.lacks_draft(name))
-  ]
+  return _SYSTEMS.value or [*filter(systems.is_default, systems.SYSTEMS)]
 
 
 def _taking_part(names: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -169,8 +163,7 @@ def _decode(
   jobs = benchmark_run.plan(bench.encoded, names, 1)
   # The first prompt runs before and is not counted.
   warmup = benchmark_run.plan(bench.encoded[:1], names, 1)
-  for _ in benchmark_run.measure(warmup, runners, [sampling]):
-    pass
+  benchmark_run.run(warmup, runners, [sampling], [], label='warming up')
   try:
     benchmark_run.run(jobs, runners, [sampling], records, folder)
   finally:
@@ -192,7 +185,6 @@ def _report_prompts(
     names,
     {**provenance.collect(), 'flags': settings},
     f'{settings["target"]}, {dtype}',
-    is_greedy=shared_flags.sampling().temperature == 0,
   )
   for name, figures in summary.items():
     _append(directory, name, _PROMPTS_SETTING, figures, _PROMPT_FIGURES)

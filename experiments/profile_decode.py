@@ -144,7 +144,10 @@ def _report(medians: dict[str, float], num_bytes: int) -> dict[str, float]:
 
 def _profile_rounds(mode: str) -> None:
   """Takes the rounds of a tree apart."""
-  _check_rounds()
+  if _PROMPT_TOKENS.present:
+    raise errors.UserError(
+      f'--prompt_tokens is not used with --mode={mode}; leave it out'
+    )
   shared_flags.check([mode])
   # A program from the cache may have no names, or former ones.
   jax.config.update('jax_compilation_cache_include_metadata_in_key', True)
@@ -169,13 +172,6 @@ def _profile_rounds(mode: str) -> None:
     directory = pathlib.Path(_OUTPUT_DIR.value)
     _write(directory, {'mode': mode, **shared_flags.to_json()})
     output_files.write_lines(directory / 'rows.jsonl', rows)
-
-
-def _check_rounds() -> None:
-  if _PROMPT_TOKENS.present:
-    raise errors.UserError(
-      f'--prompt_tokens is not used with --mode={_MODE.value}; leave it out'
-    )
 
 
 def _round_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -28,7 +28,7 @@ import swiftspec_jax as ss
 from experiments.flags import load_flags, run_flags
 from experiments.load import load_output, load_replay, load_simulation
 from experiments.measuring import benchmark_run
-from swiftspec_jax import errors
+from swiftspec_jax import errors, simulator
 from swiftspec_jax.cli import output_files, program
 from swiftspec_jax.cli import prompts as prompts_lib
 from swiftspec_jax.cli.flags import (
@@ -210,26 +210,34 @@ def _simulate(
   """Serves the requests of all rows in virtual time, and compares."""
   if not any(row['mean_num_speculative_tokens'] for row in rows):
     return
-  acceptance = load_simulation.measured_acceptance(rows)
+  acceptance, coverage = load_simulation.measured_acceptance(rows)
+  config, costs = engine.scheduler.config, policies.costs
   simulated = []
   for row in rows:
     run = {name: row[name] for name in ('policy', 'request_rate', 'seed')}
     arrivals = load_flags.arrivals(run['request_rate'], run['seed'])
     sizes = [len(encoded[i % len(encoded)]) for i in range(len(arrivals))]
-    room = engine.scheduler.config.max_context - np.array(sizes)
+    room = config.max_context - np.array(sizes)
     served = dataclasses.replace(
       arrivals,
       prompt_tokens=np.array(sizes),
       output_tokens=np.minimum(arrivals.output_tokens, room),
     )
-    figures = load_simulation.simulate(
-      served,
-      policies.make(run['policy']),
-      engine.scheduler.config,
-      policies.costs,
-      acceptance,
+    drawn = simulator.ChainAcceptance(
+      served.output_tokens,
+      np.tile(acceptance, (len(served), 1)),
       run['seed'],
+      coverage=coverage,
     )
+    found = simulator.simulate(
+      served,
+      drawn,
+      policies.make(run['policy']),
+      config,
+      costs,
+      drafts_by_model=costs.drafts_by_model,
+    )
+    figures = found.recorder.summarize(load_flags.latency_target())
     simulated.append({**run, **figures})
     output_files.append_line(directory / 'simulated.jsonl', simulated[-1])
   print(load_simulation.compare(rows, simulated))

@@ -6,13 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.flags import load_flags
 from experiments.load import load_report
-from swiftspec_jax import policies, simulator
+from swiftspec_jax import simulator
 from swiftspec_jax.engine.engine import StepRecord
 from swiftspec_jax.policies.cost_model.measured import MeasuredCosts
-from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
-from swiftspec_jax.simulator.arrivals import Arrivals
 
 # Latencies that differ by less are no ranking.
 _LEAST_DIFFERENCE = 0.03
@@ -50,42 +47,6 @@ def measured_acceptance(
   lengths = row['chosen_lengths']
   coverage = 1 - lengths[0] / max(sum(lengths), 1)
   return np.clip(acceptance, 0, 1), coverage
-
-
-def simulate(
-  arrivals: Arrivals,
-  policy: policies.Policy,
-  config: SchedulerConfig,
-  costs: MeasuredCosts,
-  acceptance: tuple[np.ndarray, float],
-  seed: int,
-) -> dict[str, Any]:
-  """Returns the figures of requests that are served in virtual time.
-
-  Args:
-    arrivals: arrivals of the requests.
-    policy: a new one.
-    config: configuration of the engine.
-    costs: costs of its steps.
-    acceptance: result of `measured_acceptance`.
-    seed: seed of the draws.
-  """
-  conditional, coverage = acceptance
-  drawn = simulator.ChainAcceptance(
-    arrivals.output_tokens,
-    np.tile(conditional, (len(arrivals), 1)),
-    seed,
-    coverage=coverage,
-  )
-  found = simulator.simulate(
-    arrivals,
-    drawn,
-    policy,
-    config,
-    costs,
-    drafts_by_model=costs.drafts_by_model,
-  )
-  return found.recorder.summarize(load_flags.latency_target())
 
 
 def compare(

@@ -90,16 +90,12 @@ def modes(names: list[str]) -> list[str]:
   return list(dict.fromkeys(mode for mode in found if mode is not None))
 
 
-def needs_devices(name: str) -> bool:
-  """Returns whether a system needs more devices than one model does."""
-  return SYSTEMS[name].mode == 'async'
-
-
-def lacks_draft(name: str) -> bool:
-  """Returns whether a system needs a draft model that nothing names."""
+def is_default(name: str) -> bool:
+  """Returns whether a system needs no further devices, nor a missing draft."""
   mode = SYSTEMS[name].mode
   takes_draft = mode in modes_lib.OF_DRAFTS
-  return takes_draft and shared_flags.draft_name(mode) is None
+  lacks_draft = takes_draft and shared_flags.draft_name(mode) is None
+  return mode != 'async' and not lacks_draft
 
 
 def make_decoder(
