@@ -114,25 +114,24 @@ def _table_row(row: Row) -> dict[str, Any]:
     for name, value in row.figures.items()
     if value is not None and not isinstance(value, list)
   )
-  speedup = share = error = None
+  speedup = None
   if row.seconds and row.reference_seconds:
     speedup = row.reference_seconds / row.seconds
-    speedup = report_page.Number(speedup, f'{speedup:.2f}')
-  if (found := row.bandwidth_share) is not None:
-    share = report_page.Number(found, f'{found:.0%}')
-  if (found := row.max_error) is not None:
-    error = report_page.Number(found, f'{found:.2g}')
   return {
     'name': row.name,
     'shape': row.shape,
     'status': row.status,
     'time': _time_cell(row.seconds),
     'reference': _time_cell(row.reference_seconds),
-    'speedup': speedup,
-    'bandwidth': share,
-    'max error': error,
+    'speedup': _number(speedup, '.2f'),
+    'bandwidth': _number(row.bandwidth_share, '.0%'),
+    'max error': _number(row.max_error, '.2g'),
     'figures': f'{row.reason} {figures}'.strip(),
   }
+
+
+def _number(value: float | None, form: str) -> report_page.Number | None:
+  return None if value is None else report_page.Number(value, f'{value:{form}}')
 
 
 def _time_cell(seconds: float | None) -> report_page.Number | None:

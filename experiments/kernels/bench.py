@@ -36,7 +36,12 @@ def run(cases: Sequence[Case], repeats: int, directory: pathlib.Path) -> None:
   with output_files.writing(directory):
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _ROWS).unlink(missing_ok=True)
-  rates = _measure_rates(repeats)
+  is_cpu = jax.default_backend() == 'cpu'
+  copied, size = (2**25, 512) if is_cpu else (2**29, 8192)
+  rates = Rates(
+    bytes_per_second=kernel_timing.copy_bandwidth(copied, repeats),
+    flops_per_second=kernel_timing.matrix_rate(size, repeats),
+  )
   print(_head(rates))
   rows = []
   for case in tqdm.tqdm(cases, desc='measuring', unit='shape', disable=None):
@@ -52,18 +57,6 @@ def run(cases: Sequence[Case], repeats: int, directory: pathlib.Path) -> None:
   }
   output_files.write_json(directory / 'summary.json', summary)
   print(f'written to {directory}')
-
-
-def _measure_rates(repeats: int) -> Rates:
-  is_cpu = jax.default_backend() == 'cpu'
-  return Rates(
-    bytes_per_second=kernel_timing.copy_bandwidth(
-      2**25 if is_cpu else 2**29, repeats
-    ),
-    flops_per_second=kernel_timing.matrix_rate(
-      512 if is_cpu else 8192, repeats
-    ),
-  )
 
 
 def _measure(case: Case, rates: Rates, repeats: int) -> dict[str, Any]:

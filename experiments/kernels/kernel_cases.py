@@ -53,18 +53,14 @@ class Case:
   kernel: str
   spec: CallSpec
 
-  @property
-  def num_sets(self) -> int:
-    """How many sets of arguments no cache holds; few on CPUs."""
-    if jax.default_backend() == 'cpu':
-      return 2
-    leaves = jax.tree.leaves(self.spec.arrays())
-    set_bytes = sum(x.size * x.dtype.itemsize for x in leaves)
-    return kernel_timing.num_sets(self.spec.num_bytes, set_bytes)
-
   def make_sets(self, prepare: Callable[..., Arrays] = _same) -> list[Arrays]:
-    """Returns sets of random arguments, too large for caches together."""
-    keys = jax.random.split(jax.random.key(0), self.num_sets)
+    """Returns sets of random arguments, too large for caches but on CPUs."""
+    num_sets = 2
+    if jax.default_backend() != 'cpu':
+      leaves = jax.tree.leaves(self.spec.arrays())
+      set_bytes = sum(x.size * x.dtype.itemsize for x in leaves)
+      num_sets = kernel_timing.num_sets(self.spec.num_bytes, set_bytes)
+    keys = jax.random.split(jax.random.key(0), num_sets)
     return [prepare(*self.spec.make_arrays(key)) for key in keys]
 
   def seconds_of(self, contender: Contender, repeats: int) -> float:

@@ -77,7 +77,7 @@ def seconds_of(
     return statistics.median(_wall_seconds(run, i) for i in turns)
   if not has_clock():
     return loop_seconds(program, sets, repeats, donated)
-  durations = busy_seconds(lambda: [run(i) for i in turns])
+  durations = device_seconds(profile(lambda: [run(i) for i in turns]))
   return median_call(durations, len(turns))
 
 
@@ -112,27 +112,18 @@ def has_clock() -> bool:
   if jax.default_backend() == 'cpu':
     return False
   try:
-    busy_seconds(lambda: jax.block_until_ready(jnp.ones(8) + 1))
+    device_seconds(profile(lambda: jax.block_until_ready(jnp.ones(8) + 1)))
   except (RuntimeError, errors.UserError) as error:
     logging.warning('Calls are timed in loops from outside: %s', error)
     return False
   return True
 
 
-def busy_seconds(run: Callable[[], Any]) -> list[float]:
-  """Returns how long each piece of work took that `run` gives the device.
+def profile(run: Callable[[], Any]) -> ProfileData:
+  """Returns what the profiler saw of a run, the calls of Python left out.
 
   Args:
     run: waits for its work.
-
-  Raises:
-    UserError: the device tells no times.
-  """
-  return device_seconds(profile(run))
-
-
-def profile(run: Callable[[], Any]) -> ProfileData:
-  """Returns what the profiler saw of a run, the calls of Python left out.
 
   Raises:
     UserError: it has written no profile.

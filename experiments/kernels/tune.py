@@ -16,7 +16,6 @@ from experiments.kernels.kernel_cases import Case
 from kernels_pallas import comparison, tuning
 from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files
-from swiftspec_jax.runtime import atomic_file
 
 _LEAST_GAIN = 1.03  # what times vary by
 
@@ -53,8 +52,7 @@ def run(cases: Sequence[Case], repeats: int, path: pathlib.Path) -> None:
       f'{case.kernel} {case.spec.name} {implementation}: {_words(entry)}'
     )
     if entry is not None:
-      known[entry.key] = entry
-      write_entries(path, known.values())
+      known = add_entry(path, entry)
   print(f'{len(known)} entries in {path}; {tuning.VARIABLE}={path} uses them')
 
 
@@ -71,10 +69,13 @@ def read_entries(path: pathlib.Path) -> dict[tuple[str, ...], tuning.Entry]:
     return {entry.key: entry for entry in tuning.read(path)}
 
 
-def write_entries(path: pathlib.Path, entries: Iterable[tuning.Entry]) -> None:
-  """Makes or replaces a file of entries."""
-  with output_files.writing(path), atomic_file.replacing(path) as partial:
-    partial.write_text(tuning.dump(list(entries)))
+def add_entry(
+  path: pathlib.Path, entry: tuning.Entry
+) -> dict[tuple[str, ...], tuning.Entry]:
+  """Adds an entry to those of a file, and returns all of them."""
+  known = read_entries(path) | {entry.key: entry}
+  output_files.write(path, tuning.dump(list(known.values())).encode())
+  return known
 
 
 def _words(entry: tuning.Entry | None) -> str:

@@ -126,11 +126,18 @@ def _time(run: Callable[[], Any]) -> tuple[float, float | None]:
   seconds = (time.perf_counter() - start) / _NUM_STEPS
   if not kernel_timing.has_clock():
     return seconds, None
-  return seconds, sum(kernel_timing.busy_seconds(run_all)) / _NUM_STEPS
+  found = kernel_timing.device_seconds(kernel_timing.profile(run_all))
+  return seconds, sum(found) / _NUM_STEPS
 
 
 def _row(
-  setup, model, seconds, busy_seconds=None, *, num_tokens, context
+  setup,
+  model,
+  seconds,
+  busy_seconds=None,
+  *,
+  num_tokens,
+  context=_PROMPT_TOKENS,
 ) -> list[Row]:
   """Returns a row of a forward of `model`; plans read its figures."""
   embedding = 0
@@ -154,24 +161,13 @@ def _row(
 
 
 def _measure_plain(setup: _Setup) -> list[Row]:
-  return _row(
-    setup,
-    _target(setup),
-    *_plain_step(setup),
-    num_tokens=1,
-    context=_PROMPT_TOKENS,
-  )
+  return _row(setup, _target(setup), *_plain_step(setup), num_tokens=1)
 
 
 def _measure_verify(setup: _Setup) -> list[Row]:
   verify = step_times.enqueue_step(_tree_decoder(setup), _TREE.num_nodes)
-  return _row(
-    setup,
-    _target(setup),
-    *_time(verify),
-    num_tokens=_TREE.num_nodes,
-    context=_PROMPT_TOKENS,
-  )
+  num_tokens = _TREE.num_nodes
+  return _row(setup, _target(setup), *_time(verify), num_tokens=num_tokens)
 
 
 def _measure_draft(setup: _Setup) -> list[Row]:

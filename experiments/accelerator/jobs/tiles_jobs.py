@@ -42,10 +42,7 @@ def _tune(case: Case, implementation, call, settings) -> list[Row]:
   figures = {'num_tried': len(tried), 'num_configs': len(configs)}
   if entry is None:
     return [Row(figures={**figures, 'config': 'default'})]
-  path = settings.directory / _FILE
-  known = tune.read_entries(path)
-  known[entry.key] = entry
-  tune.write_entries(path, known.values())
+  tune.add_entry(settings.directory / _FILE, entry)
   return [
     Row(
       seconds=entry.seconds,
