@@ -10,7 +10,6 @@ from configs import acceptance
 from experiments.planning import (
   plan_changes,
   plan_report,
-  plan_rows,
   plan_search,
 )
 from swiftspec_jax import errors
@@ -74,7 +73,7 @@ def test_parts_add_up_to_a_round():
     mean = rounds.seconds(plan.price.times).sum() / rounds.num_rounds.sum()
     assert sum(plan.parts.values()) == pytest.approx(mean)
   (row,) = (
-    plan_rows.row(plan, ROOMY)
+    plan_report.row(plan, ROOMY)
     for plan in found
     if plan.choice.mode == 'async' and plan.choice.kernels
   )
@@ -97,7 +96,7 @@ def test_goals_choose_differently():
 def test_only_speeds_of_all_requests_have_an_interval(goal):
   found, _ = plan_search.plans(ROOMY, RECORDINGS)
   ratios = np.ones(1), np.ones(1)
-  rows = [plan_rows.row(plan, ROOMY, ratios) for plan in found]
+  rows = [plan_report.row(plan, ROOMY, ratios) for plan in found]
   summary = {
     'best': rows[0],
     'goal': {'tokens_per_second': 1e-3, 'of': goal},
@@ -199,7 +198,7 @@ def test_plans_are_flags(mode, dtypes, expected):
   sizes = {'num_nodes': 8, 'width': 8, 'num_draft_steps': 4}
   names = 'weight_dtype', 'draft_weight_dtype'
   row = {'mode': mode, 'target_chips': 6, 'draft_chips': 2, **sizes}
-  assert plan_rows.flags_of(
+  assert plan_report.flags_of(
     {**row, **dict(zip(names, dtypes, strict=True))}
   ) == {
     'mode': mode,

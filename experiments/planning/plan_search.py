@@ -175,17 +175,12 @@ def plans(
 
 def choices(deployment: Deployment) -> Iterator[Choice]:
   """Yields all that can be chosen beside the sizes of the tree."""
-  dtypes = deployment.weight_dtypes
-  for (
-    draft,
-    weight_dtype,
-    draft_weight_dtype,
-    kernels,
-    mode,
-  ) in itertools.product(
-    deployment.drafts, dtypes, dtypes, (False, True), ('serial', 'async')
-  ):
-    for target_chips, draft_chips in splits(deployment, mode):
+  dtypes, total = deployment.weight_dtypes, deployment.num_chips
+  splits = [('serial', total, total)]
+  splits += [('async', n, total - n) for n in deployment.target_chips]
+  models = itertools.product(deployment.drafts, dtypes, dtypes, (False, True))
+  for draft, weight_dtype, draft_weight_dtype, kernels in models:
+    for mode, target_chips, draft_chips in splits:
       yield Choice(
         mode=mode,
         target_chips=target_chips,
@@ -195,15 +190,6 @@ def choices(deployment: Deployment) -> Iterator[Choice]:
         draft=draft,
         draft_weight_dtype=draft_weight_dtype,
       )
-
-
-def splits(deployment: Deployment, mode: str) -> Iterator[tuple[int, int]]:
-  """Yields chips of target and of draft to choose from."""
-  total = deployment.num_chips
-  if mode == 'serial':
-    yield total, total
-  else:
-    yield from ((n, total - n) for n in deployment.target_chips)
 
 
 def price_of(
