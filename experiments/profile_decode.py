@@ -15,7 +15,7 @@ docs/how_it_works/decoding.md says how to read the table, which rows.jsonl gets.
 
 import pathlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -165,22 +165,18 @@ def _profile_rounds(mode: str) -> None:
     (target, draft),
     [_request(token_ids, _NUM_STEPS.value) for _, token_ids in bench.encoded],
   )
-  print(_round_table(rows))
+  columns = {
+    'part': ('part',),
+    'ms': ('seconds', '.2f', 1e3),
+    'share of a round': ('share', '.3f'),
+  }
+  print(benchmark_report.table_of(rows, columns, num_names=1))
   step = next(row for row in rows if row['part'] == 'plain_step')
   print(f'a round takes {1 / step["share"]:.2f} plain steps')
   if _OUTPUT_DIR.value:
     directory = pathlib.Path(_OUTPUT_DIR.value)
     _write(directory, {'mode': mode, **shared_flags.to_json()})
     output_files.write_lines(directory / 'rows.jsonl', rows)
-
-
-def _round_table(rows: Sequence[Mapping[str, Any]]) -> str:
-  columns = {
-    'part': ('part',),
-    'ms': ('seconds', '.2f', 1e3),
-    'share of a round': ('share', '.3f'),
-  }
-  return benchmark_report.table_of(rows, columns, num_names=1)
 
 
 def _write(directory: pathlib.Path, report: dict[str, Any]) -> None:

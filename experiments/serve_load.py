@@ -26,7 +26,7 @@ from absl import flags
 
 import swiftspec_jax as ss
 from experiments.flags import load_flags, run_flags
-from experiments.load import load_output, load_replay, load_simulation
+from experiments.load import load_output, load_replay
 from experiments.measuring import benchmark_run
 from swiftspec_jax import errors, simulator
 from swiftspec_jax.cli import output_files, program
@@ -167,7 +167,7 @@ def _serve(
       more['host_seconds_per_step'] = None  # is real, and so not repeatable
     if policies.costs is not None:
       more['step_time_error'] = statistics.median(
-        load_simulation.step_error(policies.costs, record) for record in records
+        load_replay.step_error(policies.costs, record) for record in records
       )
     return recorder, more
 
@@ -210,17 +210,17 @@ def _simulate(
   """Serves the requests of all rows in virtual time, and compares."""
   if not any(row['mean_num_speculative_tokens'] for row in rows):
     return
-  acceptance, coverage = load_simulation.measured_acceptance(rows)
+  acceptance, coverage = load_replay.measured_acceptance(rows)
   config, costs = engine.scheduler.config, policies.costs
   simulated = []
   for row in rows:
     run = {name: row[name] for name in ('policy', 'request_rate', 'seed')}
     arrivals = load_flags.arrivals(run['request_rate'], run['seed'])
-    sizes = [len(encoded[i % len(encoded)]) for i in range(len(arrivals))]
-    room = config.max_context - np.array(sizes)
+    sizes = np.resize([len(ids) for ids in encoded], len(arrivals))
+    room = config.max_context - sizes
     served = dataclasses.replace(
       arrivals,
-      prompt_tokens=np.array(sizes),
+      prompt_tokens=sizes,
       output_tokens=np.minimum(arrivals.output_tokens, room),
     )
     drawn = simulator.ChainAcceptance(
@@ -240,7 +240,7 @@ def _simulate(
     figures = found.recorder.summarize(load_flags.latency_target())
     simulated.append({**run, **figures})
     output_files.append_line(directory / 'simulated.jsonl', simulated[-1])
-  print(load_simulation.compare(rows, simulated))
+  print(load_replay.compare(rows, simulated))
   errors = [row['step_time_error'] for row in rows]
   print(f'times of steps are off by {statistics.median(errors):.1%} (median)')
 

@@ -1,5 +1,6 @@
 """Requests that are served in virtual time: flags, and what they stand for."""
 
+import dataclasses
 import pathlib
 import time
 from typing import Any
@@ -187,12 +188,9 @@ def _costs_and_buckets() -> tuple[cost_model.CostModel, StepBuckets]:
   if not _TREE_SIZES.value:
     return costs, buckets
   sizes = load_flags.positive_numbers('tree_sizes', _TREE_SIZES.value)
-  return costs, StepBuckets(
-    rows=buckets.rows,
-    query_tokens=buckets.query_tokens,
-    lengths=(0, *map(int, sizes)),
-    draft_steps=tuple(range(len(sizes) + 1)),
-  )
+  steps = tuple(range(len(sizes) + 1))
+  lengths = (0, *map(int, sizes))
+  return costs, dataclasses.replace(buckets, lengths=lengths, draft_steps=steps)
 
 
 def _conditional_acceptance(buckets: StepBuckets) -> np.ndarray:
