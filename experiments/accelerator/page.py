@@ -87,7 +87,9 @@ def _draw(rows: Sequence[Row]) -> figure_lib.Figure | None:
     'measured': [row.seconds * 1e3 for row in found],
   }
   colors = {'reference': plots.GREY, 'measured': plots.BLUE}
-  plots.bars(axes, _names(found), times, colors, '', is_horizontal=True)
+  labels = [f'{row.name}  {row.shape}' for row in found]
+  names = [x if len(x) < 75 else f'{x[:72]}...' for x in labels]
+  plots.bars(axes, names, times, colors, '', is_horizontal=True)
   for place, (reference, own) in enumerate(zip(*times.values(), strict=True)):
     axes.annotate(
       f'{reference / own:.2f}x',
@@ -101,11 +103,6 @@ def _draw(rows: Sequence[Row]) -> figure_lib.Figure | None:
   axes.set_xlabel('milliseconds')
   plots.legend_below(axes)
   return figure
-
-
-def _names(rows: Sequence[Row]) -> list[str]:
-  labels = [f'{row.name}  {row.shape}' for row in rows]
-  return [label if len(label) < 75 else f'{label[:72]}...' for label in labels]
 
 
 def _table_row(row: Row) -> dict[str, Any]:

@@ -5,6 +5,8 @@ import importlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
+
 from experiments.accelerator.rows import Row
 from experiments.flags import run_flags
 
@@ -71,6 +73,9 @@ class Section:
 
   def jobs(self, settings: Settings) -> list[Job]:
     """Returns what is to be measured; asks JAX for its devices."""
+    if settings.tiny is None:
+      is_cpu = jax.default_backend() == 'cpu'
+      settings = dataclasses.replace(settings, tiny=is_cpu)
     module = self.module or f'{__package__}.jobs.{self.name}_jobs'
     return importlib.import_module(module).jobs(settings)
 

@@ -181,11 +181,10 @@ def _measure_rounds(setup: _Setup) -> list[Row]:
   decode = benchmark_run.make_decode(_tree_decoder(setup))
   stats = decode(_request(setup)).stats
   seconds = 1 / stats.tokens_per_second
-  plain_seconds, _ = _plain_step(setup)
   return [
     Row(
       seconds=seconds,
-      reference_seconds=plain_seconds,
+      reference_seconds=_plain_step(setup)[0],
       figures={
         'tokens_per_second': 1 / seconds,
         'acceptance_length': stats.acceptance_length,
