@@ -99,19 +99,22 @@ def load(name: str, target: ss.Model, draft_name: str | None) -> Decode:
 def _make_decode(server: 'xllamacpp.Server') -> Decode:
   def decode(request: ss.Request) -> ss.GenerationResult:
     sampling = request.sampling
-    answer = _post(
+    names = 'temperature', 'top_k', 'top_p', 'min_p', 'seed', 'ignore_eos'
+    fields = {
+      'prompt': request.token_ids,
+      'n_predict': sampling.max_new_tokens,
+      **{name: getattr(sampling, name) for name in names},
+      # Else it would keep the beginning of an equal prompt.
+      'cache_prompt': False,
+      'return_tokens': True,
+    }
+    call = urllib.request.Request(
       f'{server.listening_address}/completion',
-      prompt=request.token_ids,
-      n_predict=sampling.max_new_tokens,
-      temperature=sampling.temperature,
-      top_k=sampling.top_k,
-      top_p=sampling.top_p,
-      min_p=sampling.min_p,
-      seed=sampling.seed,
-      ignore_eos=sampling.ignore_eos,
-      cache_prompt=False,  # else it would keep the beginning of an equal prompt
-      return_tokens=True,
+      json.dumps(fields).encode(),
+      {'Content-Type': 'application/json'},
     )
+    with urllib.request.urlopen(call) as response:
+      answer = json.load(response)
     return ss.GenerationResult(
       text=answer['content'],
       token_ids=tuple(answer['tokens']),
@@ -120,17 +123,6 @@ def _make_decode(server: 'xllamacpp.Server') -> Decode:
     )
 
   return decode
-
-
-def _post(address: str, **fields: Any) -> dict[str, Any]:
-  """Returns what the server answers to a request."""
-  request = urllib.request.Request(
-    address,
-    json.dumps(fields).encode(),
-    {'Content-Type': 'application/json'},
-  )
-  with urllib.request.urlopen(request) as response:
-    return json.load(response)
 
 
 def _stats(

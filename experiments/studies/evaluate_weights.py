@@ -20,7 +20,6 @@ from absl import flags
 import swiftspec_jax as ss
 from experiments.flags import run_flags
 from experiments.measuring import benchmark_report, benchmark_run
-from experiments.output import benchmark_output
 from swiftspec_jax import config, errors
 from swiftspec_jax.cli import output_files, program, provenance
 from swiftspec_jax.cli import prompts as prompts_lib
@@ -52,7 +51,7 @@ def main() -> None:
   settings = shared_flags.shared_settings(
     prompts_path, limit=_LIMIT.value, weight_dtypes=_WEIGHT_DTYPES.value
   )
-  benchmark_output.open_directory(directory, settings, resume=False)
+  output_files.open_directory(directory)
   model = shared_flags.load_target(is_wide=True)
   texts = _decode(model, prompts)
   weights = {_PLAIN: _rate(model, texts, _PLAIN)}
