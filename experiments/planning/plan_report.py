@@ -43,6 +43,7 @@ def row(
   """
   choice, tree = plan.choice, plan.recording.tree
   rounds, times = plan.recording.rounds, plan.price.times
+  dtype, draft_dtype = (dtype or _WIDE for dtype in choice.weight_dtypes)
   values = {
     'plan': choice.name,
     'mode': choice.mode,
@@ -50,9 +51,9 @@ def row(
     'target_chips': choice.target_chips,
     'draft_chips': choice.draft_chips,
     'kernels': choice.kernels,
-    'weight_dtype': choice.weight_dtype or _WIDE,
+    'weight_dtype': dtype,
     'draft': choice.draft.name,
-    'draft_weight_dtype': choice.draft_weight_dtype or _WIDE,
+    'draft_weight_dtype': draft_dtype,
     'num_nodes': tree.num_nodes,
     'width': tree.num_leaves,
     'num_draft_steps': tree.num_draft_steps,
