@@ -97,24 +97,24 @@ class Deployment:
   measured: tuple[tuple[Forward, float], ...] = ()
 
   def __post_init__(self):
-    checks = {
-      'drafts': (bool(self.drafts), 'one Draft or more'),
-      'target_chips': (
-        all(0 < n < self.num_chips for n in self.target_chips),
-        f'between 1 and the {self.num_chips - 1} chips that leave one for the '
-        'draft',
-      ),
-    }
     splits = {*self.target_chips, self.num_chips}
-    checks['published'] = (
-      not self.published
-      or (
-        'int4' in self.weight_dtypes
-        and {p.target_chips for p in self.published} <= splits
-      ),
-      'empty where int4 or the published splits are not to choose from',
+    has_splits = {p.target_chips for p in self.published} <= splits
+    has_published = 'int4' in self.weight_dtypes and has_splits
+    errors.check_fields(
+      self,
+      {
+        'drafts': (bool(self.drafts), 'one Draft or more'),
+        'target_chips': (
+          all(0 < n < self.num_chips for n in self.target_chips),
+          f'between 1 and the {self.num_chips - 1} chips that leave one for '
+          'the draft',
+        ),
+        'published': (
+          not self.published or has_published,
+          'empty where int4 or the published splits are not to choose from',
+        ),
+      },
     )
-    errors.check_fields(self, checks)
 
 
 def read(path: pathlib.Path) -> Deployment:
@@ -123,10 +123,9 @@ def read(path: pathlib.Path) -> Deployment:
   Raises:
     UserError: the file cannot be run, or sets no CONFIG.
   """
-  try:
+  kinds = OSError, SyntaxError, ImportError, TypeError
+  with errors.explained(f'cannot read {path}: ', kinds):
     found = runpy.run_path(str(path)).get('CONFIG')
-  except (OSError, SyntaxError, ImportError, TypeError) as error:
-    raise errors.UserError(f'cannot read {path}: {error}') from error
   if not isinstance(found, Deployment):
     raise errors.UserError(
       f'{path} must set CONFIG to a configs.deployment.Deployment, '

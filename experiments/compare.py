@@ -68,7 +68,7 @@ def main() -> None:
   for name in ('policies', 'forced_acceptance'):
     if flags.FLAGS[name].present:
       raise errors.UserError(f'--{name} has no meaning here; give --systems')
-  decoding, serving = _taking_part(_names())
+  decoding, serving = _taking_part()
   if decoding:
     shared_flags.check(systems.modes(decoding))
     path = pathlib.Path(_PROMPTS.value)
@@ -88,21 +88,11 @@ def main() -> None:
   print(f'written to {directory}')
 
 
-def _names() -> list[str]:
-  """Returns the systems to compare, checked."""
+def _taking_part() -> tuple[list[str], list[str]]:
+  """Returns the systems that decode prompts, and those that serve load."""
   run_flags.check_names('systems', _SYSTEMS.value or [], systems.SYSTEMS)
   run_flags.check_names('settings', _SETTINGS_FLAG.value, _SETTINGS)
-  if _SYSTEMS.value:
-    return _SYSTEMS.value
-  return [
-    name
-    for name in systems.SYSTEMS
-    if not (systems.needs_devices(name) or systems.lacks_draft(name))
-  ]
-
-
-def _taking_part(names: Sequence[str]) -> tuple[list[str], list[str]]:
-  """Returns the systems that decode prompts, and those that serve load."""
+  names = _SYSTEMS.value or [*filter(systems.is_default, systems.SYSTEMS)]
   settings = _SETTINGS_FLAG.value
   decoding = [n for n in names if systems.SYSTEMS[n].decodes]
   serving = [n for n in names if systems.SYSTEMS[n].policy is not None]
@@ -169,33 +159,17 @@ def _decode(
   jobs = benchmark_run.plan(bench.encoded, names, 1)
   # The first prompt runs before and is not counted.
   warmup = benchmark_run.plan(bench.encoded[:1], names, 1)
-  for _ in benchmark_run.measure(warmup, runners, [sampling]):
-    pass
+  benchmark_run.run(warmup, runners, [sampling], [], label='warming up')
   try:
     benchmark_run.run(jobs, runners, [sampling], records, folder)
   finally:
     if records:
-      _report_prompts(names, records, directory, target.dtype.name)
-
-
-def _report_prompts(
-  names: Sequence[str],
-  records: Sequence[benchmark_output.Record],
-  directory: pathlib.Path,
-  dtype: str,
-) -> None:
-  """Writes and prints what the records say."""
-  settings = shared_flags.to_json()
-  summary = benchmark_writer.write(
-    directory / _PROMPTS_SETTING,
-    records,
-    names,
-    {**provenance.collect(), 'flags': settings},
-    f'{settings["target"]}, {dtype}',
-    is_greedy=shared_flags.sampling().temperature == 0,
-  )
-  for name, figures in summary.items():
-    _append(directory, name, _PROMPTS_SETTING, figures, _PROMPT_FIGURES)
+      settings = shared_flags.to_json()
+      facts = {**provenance.collect(), 'flags': settings}
+      models = f'{settings["target"]}, {target.dtype.name}'
+      summary = benchmark_writer.write(folder, records, names, facts, models)
+      for name, figures in summary.items():
+        _append(directory, name, _PROMPTS_SETTING, figures, _PROMPT_FIGURES)
 
 
 def _append(

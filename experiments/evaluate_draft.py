@@ -24,8 +24,8 @@ from absl import flags, logging
 import swiftspec_jax as ss
 from experiments.flags import run_flags
 from experiments.measuring import (
+  benchmark_plot,
   benchmark_run,
-  evaluation_plot,
   evaluation_report,
 )
 from experiments.output import benchmark_output
@@ -171,7 +171,7 @@ def _report(
     f'{facts["target"]} + {facts["draft"]}, {facts["dtype"]}, '
     f'{summary["num_prompts"]} prompts'
   )
-  picture = evaluation_plot.draw(records, title)
+  picture = benchmark_plot.draw_acceptance(records, title)
   output_files.write(directory / 'acceptance.png', picture)
   print(title)
   print(evaluation_report.table(summary))

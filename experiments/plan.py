@@ -42,7 +42,6 @@ from experiments.planning import (
   plan_page,
   plan_report,
   plan_rounds,
-  plan_rows,
   plan_search,
   plan_validation,
 )
@@ -100,7 +99,7 @@ def main() -> None:
   chosen = plan_search.best(found, goal)
   rows = sorted(
     (
-      plan_rows.row(plan, deployment, ratios)
+      plan_report.row(plan, deployment, ratios)
       for plan in plan_search.best_of(found, goal, lambda c: c.group)
     ),
     key=lambda row: -row[GOALS[goal]],
@@ -124,7 +123,7 @@ def main() -> None:
     'constants': plan_measured.constants(deployment.chip),
     'validation': validation,
     'search': [
-      plan_rows.row(plan, deployment)
+      plan_report.row(plan, deployment)
       for plan in plan_search.best_of(found, goal, lambda c: c)
     ],
     'rounds': [recording.to_json() for recording in recordings],
@@ -188,19 +187,14 @@ def _compare(deployment: Deployment, recordings) -> list[dict[str, Any]]:
   return plan_report.compare(paper, found)
 
 
-def _ratios(
-  validation: Sequence[Mapping[str, Any]],
-) -> tuple[np.ndarray, np.ndarray]:
+def _ratios(rows: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
   """Returns published over predicted step times: of targets, of drafts.
 
   Predictions are those of constants that were fitted without the point.
   """
-  return tuple(
-    np.array(
-      [1 / (1 + row['left_out_error']) for row in validation if keep(row)]
-    )
-    for keep in (lambda r: not r['is_draft'], lambda r: r['is_draft'])
-  )
+  ratios = 1 / (1 + np.array([row['left_out_error'] for row in rows]))
+  is_draft = np.array([row['is_draft'] for row in rows])
+  return ratios[~is_draft], ratios[is_draft]
 
 
 def _write(directory, tables, summary, picture) -> None:
@@ -210,7 +204,7 @@ def _write(directory, tables, summary, picture) -> None:
   best = summary['best']
   configuration.write(
     directory / 'config.json',
-    plan_rows.flags_of(best),
+    plan_report.flags_of(best),
     [best],
     device_kind=None,
   )

@@ -25,7 +25,7 @@ from absl import flags
 
 import swiftspec_jax as ss
 from experiments.flags import run_flags
-from experiments.load import load_simulation
+from experiments.load import load_replay
 from experiments.measuring import benchmark_report
 from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files, program
@@ -147,15 +147,13 @@ def _draft_trials(engine: Engine, declared: ProgramSizes) -> Iterator[Trial]:
       num_draft_steps=steps,
       seconds=0.0,
     )
-    yield what, functools.partial(_draft, engine.drafter, rows, known, length)
-
-
-def _draft(drafter, rows: int, known: int, length: int) -> float:
-  """Returns the seconds of a draft."""
-  # What a drafter does on the host is overhead.
-  if not length or not drafter.has_programs:
-    return 0.0
-  return _seconds(drafter.trial, rows, known, length)
+    run = float  # zero
+    # What a drafter does on the host is overhead.
+    if length and engine.drafter.has_programs:
+      run = functools.partial(
+        _seconds, engine.drafter.trial, rows, known, length
+      )
+    yield what, run
 
 
 def _prefill_trials(engine: Engine, declared: ProgramSizes) -> Iterator[Trial]:
@@ -248,7 +246,11 @@ def _rest(
   Raises:
     UserError: no step has a size that was measured.
   """
-  forwards = {_place(m): m.seconds for m in measurements[::-1]}
+  # The shortest context of each counts.
+  forwards = {
+    (m.part, m.num_rows, m.num_query_tokens, m.num_draft_steps): m.seconds
+    for m in measurements[::-1]
+  }
   rests = []
   for record in records:
     step = record.step
@@ -267,12 +269,6 @@ def _rest(
       'declare other --rows, --query_tokens or --contexts'
     )
   return float(np.percentile(rests, 25))
-
-
-def _place(measurement: Measurement) -> tuple[str, int, int, int]:
-  """Returns what was measured, but for the context."""
-  m = measurement
-  return m.part, m.num_rows, m.num_query_tokens, m.num_draft_steps
 
 
 def _seconds(run: Callable[..., object], *args: object) -> float:
@@ -316,7 +312,7 @@ def _table(costs: MeasuredCosts, measurements: Sequence[Measurement]) -> str:
 
 def _check(costs: MeasuredCosts, records: Sequence[StepRecord]) -> str:
   """Returns a sentence on predicted against measured whole steps."""
-  found = [load_simulation.step_error(costs, record) for record in records]
+  found = [load_replay.step_error(costs, record) for record in records]
   return (
     f'{len(found)} whole steps: predicted times are off by '
     f'{statistics.median(found):.1%} (median)'

@@ -13,8 +13,6 @@ part of target and draft takes, over the first prompts that are shipped.
 docs/how_it_works/decoding.md says how to read the table, which rows.jsonl gets.
 """
 
-import dataclasses
-import json
 import pathlib
 import statistics
 from collections.abc import Callable, Sequence
@@ -146,7 +144,10 @@ def _report(medians: dict[str, float], num_bytes: int) -> dict[str, float]:
 
 def _profile_rounds(mode: str) -> None:
   """Takes the rounds of a tree apart."""
-  _check_rounds()
+  if _PROMPT_TOKENS.present:
+    raise errors.UserError(
+      f'--prompt_tokens is not used with --mode={mode}; leave it out'
+    )
   shared_flags.check([mode])
   # A program from the cache may have no names, or former ones.
   jax.config.update('jax_compilation_cache_include_metadata_in_key', True)
@@ -164,30 +165,18 @@ def _profile_rounds(mode: str) -> None:
     (target, draft),
     [_request(token_ids, _NUM_STEPS.value) for _, token_ids in bench.encoded],
   )
-  print(_round_table(rows))
-  step = next(row for row in rows if row.part == 'plain_step')
-  print(f'a round takes {1 / step.share:.2f} plain steps')
-  if _OUTPUT_DIR.value:
-    directory = pathlib.Path(_OUTPUT_DIR.value)
-    _write(directory, {'mode': mode, **shared_flags.to_json()})
-    lines = [f'{json.dumps(dataclasses.asdict(row))}\n' for row in rows]
-    output_files.write(directory / 'rows.jsonl', ''.join(lines).encode())
-
-
-def _check_rounds() -> None:
-  if _PROMPT_TOKENS.present:
-    raise errors.UserError(
-      f'--prompt_tokens is not used with --mode={_MODE.value}; leave it out'
-    )
-
-
-def _round_table(rows: Sequence[round_profile.Row]) -> str:
   columns = {
     'part': ('part',),
     'ms': ('seconds', '.2f', 1e3),
     'share of a round': ('share', '.3f'),
   }
-  return benchmark_report.table_of([*map(vars, rows)], columns, num_names=1)
+  print(benchmark_report.table_of(rows, columns, num_names=1))
+  step = next(row for row in rows if row['part'] == 'plain_step')
+  print(f'a round takes {1 / step["share"]:.2f} plain steps')
+  if _OUTPUT_DIR.value:
+    directory = pathlib.Path(_OUTPUT_DIR.value)
+    _write(directory, {'mode': mode, **shared_flags.to_json()})
+    output_files.write_lines(directory / 'rows.jsonl', rows)
 
 
 def _write(directory: pathlib.Path, report: dict[str, Any]) -> None:

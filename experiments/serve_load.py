@@ -26,9 +26,9 @@ from absl import flags
 
 import swiftspec_jax as ss
 from experiments.flags import load_flags, run_flags
-from experiments.load import load_output, load_replay, load_simulation
+from experiments.load import load_output, load_replay
 from experiments.measuring import benchmark_run
-from swiftspec_jax import errors
+from swiftspec_jax import errors, simulator
 from swiftspec_jax.cli import output_files, program
 from swiftspec_jax.cli import prompts as prompts_lib
 from swiftspec_jax.cli.flags import (
@@ -167,7 +167,7 @@ def _serve(
       more['host_seconds_per_step'] = None  # is real, and so not repeatable
     if policies.costs is not None:
       more['step_time_error'] = statistics.median(
-        load_simulation.step_error(policies.costs, record) for record in records
+        load_replay.step_error(policies.costs, record) for record in records
       )
     return recorder, more
 
@@ -210,29 +210,37 @@ def _simulate(
   """Serves the requests of all rows in virtual time, and compares."""
   if not any(row['mean_num_speculative_tokens'] for row in rows):
     return
-  acceptance = load_simulation.measured_acceptance(rows)
+  acceptance, coverage = load_replay.measured_acceptance(rows)
+  config, costs = engine.scheduler.config, policies.costs
   simulated = []
   for row in rows:
     run = {name: row[name] for name in ('policy', 'request_rate', 'seed')}
     arrivals = load_flags.arrivals(run['request_rate'], run['seed'])
-    sizes = [len(encoded[i % len(encoded)]) for i in range(len(arrivals))]
-    room = engine.scheduler.config.max_context - np.array(sizes)
+    sizes = np.resize([len(ids) for ids in encoded], len(arrivals))
+    room = config.max_context - sizes
     served = dataclasses.replace(
       arrivals,
-      prompt_tokens=np.array(sizes),
+      prompt_tokens=sizes,
       output_tokens=np.minimum(arrivals.output_tokens, room),
     )
-    figures = load_simulation.simulate(
-      served,
-      policies.make(run['policy']),
-      engine.scheduler.config,
-      policies.costs,
-      acceptance,
+    drawn = simulator.ChainAcceptance(
+      served.output_tokens,
+      np.tile(acceptance, (len(served), 1)),
       run['seed'],
+      coverage=coverage,
     )
+    found = simulator.simulate(
+      served,
+      drawn,
+      policies.make(run['policy']),
+      config,
+      costs,
+      drafts_by_model=costs.drafts_by_model,
+    )
+    figures = found.recorder.summarize(load_flags.latency_target())
     simulated.append({**run, **figures})
     output_files.append_line(directory / 'simulated.jsonl', simulated[-1])
-  print(load_simulation.compare(rows, simulated))
+  print(load_replay.compare(rows, simulated))
   errors = [row['step_time_error'] for row in rows]
   print(f'times of steps are off by {statistics.median(errors):.1%} (median)')
 

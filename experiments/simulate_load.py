@@ -12,7 +12,6 @@ what is done.
 
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -45,28 +44,23 @@ def main() -> None:
   start = time.perf_counter()
 
   def report():
-    _report(rows, directory, time.perf_counter() - start)
+    if not rows:
+      return
+    seconds = time.perf_counter() - start
+    settings = flag_values.of(simulated_load)
+    settings |= {_COVERAGE.name: _COVERAGE.value}
+    load_output.report(rows, directory, simulated_load.title(), settings)
+    count = sum(row['num_requests'] for row in rows)
+    print(
+      f'simulated {count} requests in {seconds:.1f} s, '
+      f'{count / seconds:.0f} requests/s'
+    )
+    print(f'written to {directory}')
 
   with program.reporting(report):
     load_output.sweep(
       rates, rows, directory, prepare=load.acceptance, run=load.run
     )
-
-
-def _report(
-  rows: Sequence[Mapping[str, Any]], directory: pathlib.Path, seconds: float
-) -> None:
-  """Writes and prints what the rows say."""
-  if not rows:
-    return
-  settings = flag_values.of(simulated_load) | {_COVERAGE.name: _COVERAGE.value}
-  load_output.report(rows, directory, simulated_load.title(), settings)
-  count = sum(row['num_requests'] for row in rows)
-  print(
-    f'simulated {count} requests in {seconds:.1f} s, '
-    f'{count / seconds:.0f} requests/s'
-  )
-  print(f'written to {directory}')
 
 
 if __name__ == '__main__':

@@ -55,19 +55,8 @@ _DRAFT_STEPS = (1, 2, 4, 6)  # of serial mode
 _MARGIN = 1.02  # gain that is worth a change; less may be noise
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Trial:
-  """One configuration that was tried; `chosen` in its stage."""
-
-  stage: str
-  target_devices: int
-  draft_devices: int | None
-  num_nodes: int
-  width: int
-  num_draft_steps: int
-  tokens_per_second: float
-  acceptance_length: float
-  chosen: bool = False
+# One configuration that was tried, and whether it was chosen in its stage.
+_Trial = dict[str, Any]
 
 
 class _Tuner:
@@ -136,17 +125,15 @@ class _Tuner:
     if speeds[best] < _MARGIN * speeds['0']:
       best = '0'
     trials = [
-      _Trial(
-        stage=stage,
-        target_devices=self.split[0],
-        draft_devices=self.split[1] if _MODE.value == 'async' else None,
-        num_nodes=tree.num_nodes,
-        width=tree.width,
-        num_draft_steps=tree.num_draft_steps,
-        tokens_per_second=speeds[name],
-        acceptance_length=summary[name]['acceptance_length'],
-        chosen=name == best,
-      )
+      {
+        'stage': stage,
+        'target_devices': self.split[0],
+        'draft_devices': self.split[1] if _MODE.value == 'async' else None,
+        **_sizes_of(tree),
+        'tokens_per_second': speeds[name],
+        'acceptance_length': summary[name]['acceptance_length'],
+        'chosen': name == best,
+      }
       for name, tree in by_name.items()
     ]
     return by_name[best], trials
@@ -164,7 +151,7 @@ class _Tuner:
 
   def _decoder(self, tree: ss.TreeConfig) -> ss.Decoder:
     if tree not in self._decoders:
-      sizes = f'{tree.num_nodes}/{tree.width}/{tree.num_draft_steps}'
+      sizes = '/'.join(map(str, _sizes_of(tree).values()))
       decoder = ss.Decoder(
         self._target, self._draft, tree=tree, run_ahead=tree_flags.run_ahead()
       )
@@ -208,20 +195,12 @@ def main() -> None:
   device_flags.choose(*tuner.split)
   settings = {
     **shared_flags.to_json(),
-    **{
-      name: getattr(tree, name)
-      for name in ('num_nodes', 'width', 'num_draft_steps')
-    },
+    **_sizes_of(tree),
     'mode': _MODE.value,
   }
   if _MODE.value == 'serial':
     settings['draft_devices'] = None
-  configuration.write(
-    path,
-    settings,
-    [dataclasses.asdict(t) for t in trials],
-    jax.devices()[0].device_kind,
-  )
+  configuration.write(path, settings, trials, jax.devices()[0].device_kind)
   print(_table(trials))
   print(_explain(tuner, tree))
   print(f'written to {path}')
@@ -251,10 +230,16 @@ def _tune_splits(
       trees = [base, *trees]
     tree, tried = tuner.compare('draft forwards', trees)
     trials += tried
-    speed = max(t.tokens_per_second for t in tried if t.chosen)
+    speed = max(t['tokens_per_second'] for t in tried if t['chosen'])
     if best is None or speed > best[0]:
       best = speed, tuner, tree
   return best[1], best[2], trials
+
+
+def _sizes_of(tree: ss.TreeConfig) -> dict[str, int]:
+  """Returns what is tuned of a tree."""
+  names = 'num_nodes', 'width', 'num_draft_steps'
+  return {name: getattr(tree, name) for name in names}
 
 
 def _sizes(tree: ss.TreeConfig, field: str) -> list[int]:
@@ -298,7 +283,7 @@ def _table(trials: Sequence[_Trial]) -> str:
     'acc. length': ('acceptance_length', '.2f'),
     '': lambda row: 'best' if row['chosen'] else '',
   }
-  return benchmark_report.table_of([*map(vars, trials)], columns, num_names=2)
+  return benchmark_report.table_of(trials, columns, num_names=2)
 
 
 def _devices(row: Mapping[str, Any]) -> str:
@@ -309,12 +294,8 @@ def _devices(row: Mapping[str, Any]) -> str:
 def _explain(tuner: _Tuner, tree: ss.TreeConfig) -> str:
   """Returns what was chosen and why."""
   target, draft = tuner.target_seconds(tree), tuner.draft_seconds(tree)
-  values: dict[str, Any] = {
-    'num_nodes': tree.num_nodes,
-    'width': tree.width,
-    'num_draft_steps': tree.num_draft_steps,
-  }
-  chosen = ' '.join(f'--{name}={value}' for name, value in values.items())
+  sizes = _sizes_of(tree).items()
+  chosen = ' '.join(f'--{name}={value}' for name, value in sizes)
   lines = [
     f'chosen: {chosen}, the fastest of what was tried (a change must gain '
     f'{_MARGIN - 1:.0%}).',

@@ -61,7 +61,7 @@ def test_switches_of_the_flags_stay_in_their_rows():
 
 def test_unknown_configurations_are_named():
   assert ablation_settings.choose(ALL, []) == ALL
-  with pytest.raises(errors.UserError, match="unknown name 'asinc'; choose"):
+  with pytest.raises(errors.UserError, match="unknown name 'asinc'; supported"):
     ablation_settings.choose(ALL, ['async', 'asinc'])
 
 

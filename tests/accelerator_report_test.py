@@ -24,7 +24,7 @@ from kernels_pallas import registry, tuning
 
 def work(section, settings):
   """Returns the rows of a section, measured in this process."""
-  jobs = worker.find(section, settings)
+  jobs = section.jobs(settings)
   return [row for job in jobs for row in worker.run(section, job)]
 
 

@@ -71,7 +71,7 @@ def test_peers_with_other_weights_are_not_compared():
   assert summary['llama_cpp']['speedup'] == 2.0
   assert summary['llama_cpp']['outputs_equal'] is None
   assert summary['llama_cpp']['tasks']['qa']['outputs_equal'] is None
-  assert benchmark_report.differences(records) == []
+  assert benchmark_report.describe_differences(records) == []
 
 
 def test_differences_are_found():
@@ -83,9 +83,9 @@ def test_differences_are_found():
     record(2, 'chain'),
     record(2, 'chain', repeat=1, token_ids=(7, 2)),
   ]
-  assert benchmark_report.differences(records) == [
-    ('chain', 1, 2),
-    ('chain', 2, 0),
+  assert benchmark_report.describe_differences(records) == [
+    'chain: the output for 1 differs from autoregressive at token 2',
+    'chain: the output for 2 differs from autoregressive at token 0',
   ]
   summary = summarize(records, 'autoregressive', 'chain')
   assert summary['autoregressive']['outputs_equal'] is True

@@ -256,7 +256,7 @@ def test_samples_and_skipped_prompts(model, tmp_path):
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [
-    ('--modes=autoregressive,guess', "--modes: unknown name 'guess'; choose"),
+    ('--modes=autoregressive,guess', "--modes: unknown name 'guess';"),
     ('--output_dir=/dev/null/x', 'cannot write /dev/null/x: Not a directory'),
     ('--max_new_tokens=2000', 'no prompt fits into the 1024 tokens'),
   ],

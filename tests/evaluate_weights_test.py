@@ -63,7 +63,7 @@ def test_report(model, tmp_path):
   ('flag', 'message'),
   [
     ('--weight_dtype=int8', '--weight_dtype has no meaning here'),
-    ('--weight_dtypes=int8,fp8', '--weight_dtypes names fp8; there are int8'),
+    ('--weight_dtypes=int8,fp8', "--weight_dtypes: unknown name 'fp8'"),
     ('--temperature=1', '--temperature=1.0 has no meaning here'),
   ],
 )

@@ -11,7 +11,7 @@ import serving_cases
 from simulate_load_test import row
 
 import swiftspec_jax as ss
-from experiments.load import load_replay, load_simulation
+from experiments.load import load_replay
 from swiftspec_jax.engine.engine import Engine
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.simulator import ChainAcceptance, simulate
@@ -83,11 +83,11 @@ def test_rankings_are_compared():
   real.append(row('goodput', 1.0, 4.0))
   latency = 'mean_e2e_latency'
   alike = [r | {latency: 2 * r[latency]} for r in real]
-  found = load_simulation.compare(real, alike)
+  found = load_replay.compare(real, alike)
   assert ': 2.00 (median' in found
   assert '; 3 of 3 pairs' in found
   opposite = [r | {latency: 1 / r[latency]} for r in real]
-  assert '; 0 of 3 pairs' in load_simulation.compare(real, opposite)
+  assert '; 0 of 3 pairs' in load_replay.compare(real, opposite)
 
 
 def test_measured_acceptance():
@@ -97,7 +97,7 @@ def test_measured_acceptance():
     'acceptance_rate_per_position': [0.8, 0.4, None],
     'chosen_lengths': [25, 0, 75, 0],
   }
-  acceptance, coverage = load_simulation.measured_acceptance(
+  acceptance, coverage = load_replay.measured_acceptance(
     [{'mean_num_speculative_tokens': 0.0}, figures]
   )
   assert acceptance.tolist() == [0.8, 0.5, 0.0]

@@ -8,7 +8,7 @@ import numpy as np
 import programs
 import pytest
 
-from experiments.measuring import llama_peer
+from experiments.measuring import llama_peer, peers
 from swiftspec_jax import errors, testing
 
 HAS_TORCH = importlib.util.find_spec('torch') is not None
@@ -26,7 +26,7 @@ def test_missing_torch_is_explained(tmp_path):
 @pytest.mark.skipif(HAS_LLAMA, reason='llama.cpp is installed')
 def test_missing_llama_cpp_is_explained():
   with pytest.raises(errors.UserError, match=r'pip install -e "\.\[peers'):
-    llama_peer.check()
+    peers.check(['llama_cpp'])
 
 
 def test_llama_cpp_needs_a_gguf_file():
@@ -123,7 +123,7 @@ def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
   ('flags', 'message'),
   [
     (['--dtype=bfloat16'], 'compares in float32, but the dtype is bfloat16'),
-    (['--peers=vllm'], "--peers: unknown name 'vllm'; choose from hf, hf_"),
+    (['--peers=vllm'], "--peers: unknown name 'vllm'; supported: hf, hf_"),
   ],
 )
 def test_unfair_or_unknown_peers_are_refused(tmp_path, flags, message):

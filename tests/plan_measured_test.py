@@ -23,7 +23,7 @@ def measure(directory, name):
   """Returns the rows of a section, with the smallest sizes on this CPU."""
   (section,) = sections.choose([name])
   settings = sections.Settings(directory=directory, tiny=True)
-  jobs = worker.find(section, settings)
+  jobs = section.jobs(settings)
   rows = [row for job in jobs for row in worker.run(section, job)]
   rows_lib.append(directory, rows)
   return rows
@@ -156,9 +156,8 @@ def test_steps_are_fitted_and_replace_predictions(tmp_path):
     target_chips=1,
     draft_chips=1,
     kernels=True,
-    weight_dtype='int4',
     draft=deployment.drafts[0],
-    draft_weight_dtype=None,
+    weight_dtypes=('int4', None),
   )
   tree = TreeConfig(num_nodes=8)
   price = plan_search.price_of(deployment, choice, tree)

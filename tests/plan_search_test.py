@@ -10,7 +10,6 @@ from configs import acceptance
 from experiments.planning import (
   plan_changes,
   plan_report,
-  plan_rows,
   plan_search,
 )
 from swiftspec_jax import errors
@@ -55,7 +54,7 @@ def test_what_does_not_fit_is_left_out_with_its_bytes():
     PAIR, chip=chip, weight_dtypes=('int4', None), context=0
   )
   found, left_out = plan_search.plans(deployment, RECORDINGS)
-  assert {plan.choice.weight_dtype for plan in found} == {'int4'}
+  assert {plan.choice.weight_dtypes[0] for plan in found} == {'int4'}
   assert any('async 1+1, bfloat16 with' in reason for reason in left_out)
   assert all(' do not fit into the 0 GB of a toy' in r for r in left_out)
   with pytest.raises(errors.UserError, match='no plan fits'):
@@ -74,7 +73,7 @@ def test_parts_add_up_to_a_round():
     mean = rounds.seconds(plan.price.times).sum() / rounds.num_rounds.sum()
     assert sum(plan.parts.values()) == pytest.approx(mean)
   (row,) = (
-    plan_rows.row(plan, ROOMY)
+    plan_report.row(plan, ROOMY)
     for plan in found
     if plan.choice.mode == 'async' and plan.choice.kernels
   )
@@ -97,7 +96,7 @@ def test_goals_choose_differently():
 def test_only_speeds_of_all_requests_have_an_interval(goal):
   found, _ = plan_search.plans(ROOMY, RECORDINGS)
   ratios = np.ones(1), np.ones(1)
-  rows = [plan_rows.row(plan, ROOMY, ratios) for plan in found]
+  rows = [plan_report.row(plan, ROOMY, ratios) for plan in found]
   summary = {
     'best': rows[0],
     'goal': {'tokens_per_second': 1e-3, 'of': goal},
@@ -199,7 +198,7 @@ def test_plans_are_flags(mode, dtypes, expected):
   sizes = {'num_nodes': 8, 'width': 8, 'num_draft_steps': 4}
   names = 'weight_dtype', 'draft_weight_dtype'
   row = {'mode': mode, 'target_chips': 6, 'draft_chips': 2, **sizes}
-  assert plan_rows.flags_of(
+  assert plan_report.flags_of(
     {**row, **dict(zip(names, dtypes, strict=True))}
   ) == {
     'mode': mode,

@@ -12,7 +12,7 @@ from plan_cases import CHIP, DRAFT, PAIR, ROUNDS, TINY
 
 from configs import hardware, launches, models
 from configs.llama3_70b_3b_8xh800 import CONFIG as H800
-from experiments.planning import plan_rows, plan_validation
+from experiments.planning import plan_report, plan_validation
 from swiftspec_jax import errors, testing
 from swiftspec_jax.simulator.planning import forward as forward_lib
 from swiftspec_jax.simulator.planning import rounds as rounds_lib
@@ -192,7 +192,7 @@ def test_program_plans(tmp_path):
   assert not needs  # the goal is reached
   assert 'data sheet' in {row['source'] for row in constants}
   config = json.loads((directory / 'config.json').read_text())
-  planned = plan_rows.flags_of(best)
+  planned = plan_report.flags_of(best)
   assert {name: config['flags'][name] for name in planned} == planned
   assert set(summary['what_if']) > {'twice the memory bandwidth'}
   assert 'above the goal of 150: async ' in output

@@ -123,11 +123,12 @@ def test_ratios_are_those_of_totals_and_intervals_cover_them():
   ]
   (ratio,) = run_comparison.compare(first, second)
   want = 60 / sum(sample.seconds for sample in second)
-  assert ratio.ratio == pytest.approx(want)
-  assert ratio.low < want < ratio.high
+  assert ratio['speed ratio'] == pytest.approx(want)
+  assert ratio['from (95 %)'] < want < ratio['to']
   # The standard error of the mean, as textbooks have it.
   error = np.std([s.seconds for s in second]) / np.sqrt(30)
-  assert ratio.high - ratio.low == pytest.approx(4 * error * 2, rel=0.3)
+  width = ratio['to'] - ratio['from (95 %)']
+  assert width == pytest.approx(4 * error * 2, rel=0.3)
 
 
 def test_what_only_one_run_has_is_left_out_and_few_samples_have_no_interval():
@@ -139,8 +140,7 @@ def test_what_only_one_run_has_is_left_out_and_few_samples_have_no_interval():
     Sample(group='c', key='x', amount=1, seconds=1),
   ]
   (ratio,) = run_comparison.compare(first, second)
-  assert (ratio.group, ratio.num_samples, ratio.ratio) == ('a', 1, 2)
-  assert ratio.low is ratio.high is None
+  assert [*ratio.values()] == ['a', 1, 2, None, None]
 
 
 def test_a_page_has_everything_and_fetches_nothing(tmp_path):
@@ -149,7 +149,7 @@ def test_a_page_has_everything_and_fetches_nothing(tmp_path):
     for name, factor in (('old', 2), ('new', 3))
   ]
   ratios = run_comparison.compare(*(folder.samples for folder in folders))
-  assert {r.group: r.ratio for r in ratios} == pytest.approx(
+  assert {r['what']: r['speed ratio'] for r in ratios} == pytest.approx(
     {'autoregressive': 1, 'auto': 1.5}
   )
   page = Page(report_page.render(folders, ratios))

@@ -10,12 +10,13 @@ from engine_cases import FEW, TARGET, make_engine, results_of
 
 import swiftspec_jax as ss
 from experiments.aot import rows
-from experiments.aot.served_steps import Step
+from experiments.aot.steps import Step
 from swiftspec_jax import errors, testing
 from swiftspec_jax.drafters.models.draft_tree import TreeDraft
 from swiftspec_jax.models.cache import paged
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.runtime import sharding
+from swiftspec_jax.step import ahead_of_time, target_programs
 
 NUM_NODES = 16
 
@@ -83,6 +84,19 @@ def step_of(kind, num_sharing, context):
   )
 
 
+def parts_of(step):
+  """Returns the programs of a step over pages, by their functions."""
+  found = {}
+
+  def call(fn, *args, **options):
+    found[fn.__name__] = fn.lower(*args, **options)
+    return ahead_of_time.compile_only(fn, *args, **options)
+
+  args, options = step.arguments()
+  target_programs.run_parts(call, *args, **options)
+  return found
+
+
 @pytest.mark.parametrize(
   ('kind', 'num_sharing'), [('plain', 8), ('tree', 2), ('tree', 8)]
 )
@@ -97,7 +111,7 @@ def test_no_keys_or_values_are_exchanged(kind, num_sharing):
   part = context // num_sharing * heads * CONFIG.head_dim * 2
   found = {
     name: rows.largest_collective(program.compile().as_text())
-    for name, program in step.parts().items()
+    for name, program in parts_of(step).items()
   }
   assert 0 < found['query_logits'] < part
   assert max(found.values()) < part

@@ -202,7 +202,7 @@ def test_sizes_are_chosen_from_a_file(tmp_path):
 @pytest.mark.parametrize('text', ['{"rows": 1}\n', '[1]\n', 'x\n', None])
 def test_other_files_are_refused(text, tmp_path):
   path = tmp_path / 'steps.jsonl'
-  message = 'cannot be read'
+  message = 'cannot read'
   if text is not None:
     path.write_text(text)
     message = 'is no steps.jsonl of serve_load or simulate_load'

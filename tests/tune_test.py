@@ -7,7 +7,7 @@ import programs
 import pytest
 
 import swiftspec_jax as ss
-from experiments.planning import plan_rows
+from experiments.planning import plan_report
 from swiftspec_jax.cli import configuration
 
 
@@ -19,7 +19,7 @@ def test_configuration_is_made_and_used(model, tmp_path):
   planned |= {'width': 64, 'num_draft_steps': 2}
   dtypes = dict.fromkeys(('weight_dtype', 'draft_weight_dtype'), 'bfloat16')
   chips = {'target_chips': 1, 'draft_chips': 1}
-  settings = plan_rows.flags_of({**planned, **chips, **dtypes})
+  settings = plan_report.flags_of({**planned, **chips, **dtypes})
   configuration.write(start, settings, [], device_kind=None)
   # As long as what is generated below: the same programs.
   prompts = programs.write_prompts(tmp_path, 'hello')

@@ -13,8 +13,5 @@ def get(name: str) -> Chip:
   Raises:
     UserError: there is none of this name.
   """
-  if name not in CHIPS:
-    raise errors.UserError(
-      f'no chip {name!r} in configs/hardware; there are {", ".join(CHIPS)}'
-    )
+  errors.check_known('configs/hardware has no chip', name, CHIPS)
   return CHIPS[name]

@@ -4,6 +4,8 @@ Peaks are of dense products: half of what data sheets give with sparsity. Links
 have half of the data sheet's rate in each direction.
 """
 
+import dataclasses
+
 from swiftspec_jax.simulator.planning.forward import Chip
 
 # SwiftSpec, table 3: all-reduces of 128 KiB among four H800 take 12.0 and 15.3
@@ -21,35 +23,26 @@ _SHARED = {
     'launch_seconds': 'fitted to published step times',
   },
 }
-# H100 and H200 data sheets, SXM.
-_HOPPER_FLOPS = {'bfloat16': 989e12, 'int8': 1979e12}
 
 H100 = Chip(  # data sheet, SXM
   name='h100',
   device_kinds=('NVIDIA H100 80GB HBM3',),
   memory_bytes=80e9,
-  peak_flops=_HOPPER_FLOPS,
+  peak_flops={'bfloat16': 989e12, 'int8': 1979e12},
   memory_bandwidth=3.35e12,
   link_bandwidth=450e9,
   **_SHARED,
 )
-H800 = Chip(  # an H100 whose NVLink has 400 GB/s both ways together
-  name='h800',
-  device_kinds=('NVIDIA H800',),
-  memory_bytes=80e9,
-  peak_flops=_HOPPER_FLOPS,
-  memory_bandwidth=3.35e12,
-  link_bandwidth=200e9,
-  **_SHARED,
+# NVLink has 400 GB/s both ways together.
+H800 = dataclasses.replace(
+  H100, name='h800', device_kinds=('NVIDIA H800',), link_bandwidth=200e9
 )
-H200 = Chip(  # data sheet, SXM
+H200 = dataclasses.replace(  # data sheet, SXM: the memory is another
+  H100,
   name='h200',
   device_kinds=('NVIDIA H200',),
   memory_bytes=141e9,
-  peak_flops=_HOPPER_FLOPS,
   memory_bandwidth=4.8e12,
-  link_bandwidth=450e9,
-  **_SHARED,
 )
 B200 = Chip(  # DGX B200 data sheet, divided by eight
   name='b200',

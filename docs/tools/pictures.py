@@ -68,7 +68,8 @@ def draw_round() -> figure_lib.Figure:
 
 def draw_speed() -> figure_lib.Figure:
   """Draws the speed of a real pair on each task, beside llama.cpp."""
-  measurement = _measurement('decoding', _PAIR)
+  found = _read('decoding.json')['measurements']
+  measurement = next(m for m in found if m['title'] == _PAIR)
   columns = measurement['columns']
   tasks = columns[columns.index('all') : columns.index('first token')]
   rows = {
@@ -89,12 +90,6 @@ def draw_speed() -> figure_lib.Figure:
 
 def _read(name: str) -> dict[str, Any]:
   return json.loads((results.DIRECTORY / name).read_text())
-
-
-def _measurement(name: str, title: str) -> dict[str, Any]:
-  """Returns a measurement of a result file by its title."""
-  found = _read(f'{name}.json')['measurements']
-  return next(m for m in found if m['title'] == title)
 
 
 if __name__ == '__main__':

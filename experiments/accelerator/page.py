@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import markupsafe
+from matplotlib import figure as figure_lib
 
-from experiments.accelerator import plots as section_plots
 from experiments.accelerator import rows as rows_lib
 from experiments.accelerator import sections
 from experiments.accelerator.rows import Row
@@ -22,6 +22,7 @@ _BAD = (
   rows_lib.CRASHED,
   rows_lib.TIMED_OUT,
 )
+_MOST_BARS = 40
 _STYLE = f"""
 figure img {{ max-width: min(100%, 11in); }}
 td {{ white-space: normal; vertical-align: top; }}
@@ -65,9 +66,43 @@ def _section(section: Section, rows: Sequence[Row]) -> list[markupsafe.Markup]:
   parts = [report_page.element('h2', section.title), note]
   if not rows:
     return parts
-  if figure := section_plots.draw(rows):
+  if figure := _draw(rows):
     parts.append(report_page.image(section.title, plots.png(figure)))
   return [*parts, report_page.table(list(map(_table_row, rows)))]
+
+
+def _draw(rows: Sequence[Row]) -> figure_lib.Figure | None:
+  """Returns bars of seconds beside those of the reference; None without."""
+  found = [
+    row
+    for row in rows
+    if row.seconds and row.reference_seconds
+    if not row.name.endswith(' reference')
+  ][:_MOST_BARS]
+  if not found:
+    return None
+  figure, (axes,) = plots.make_figure(11, 1.2 + 0.32 * len(found))
+  times = {
+    'reference': [row.reference_seconds * 1e3 for row in found],
+    'measured': [row.seconds * 1e3 for row in found],
+  }
+  colors = {'reference': plots.GREY, 'measured': plots.BLUE}
+  labels = [f'{row.name}  {row.shape}' for row in found]
+  names = [x if len(x) < 75 else f'{x[:72]}...' for x in labels]
+  plots.bars(axes, names, times, colors, '', is_horizontal=True)
+  for place, (reference, own) in enumerate(zip(*times.values(), strict=True)):
+    axes.annotate(
+      f'{reference / own:.2f}x',
+      (max(own, reference), place),
+      (4, 0),
+      textcoords='offset points',
+      va='center',
+    )
+  axes.set_xscale('log')
+  axes.margins(x=0.15)
+  axes.set_xlabel('milliseconds')
+  plots.legend_below(axes)
+  return figure
 
 
 def _table_row(row: Row) -> dict[str, Any]:
@@ -76,25 +111,24 @@ def _table_row(row: Row) -> dict[str, Any]:
     for name, value in row.figures.items()
     if value is not None and not isinstance(value, list)
   )
-  speedup = share = error = None
+  speedup = None
   if row.seconds and row.reference_seconds:
     speedup = row.reference_seconds / row.seconds
-    speedup = report_page.Number(speedup, f'{speedup:.2f}')
-  if (found := row.bandwidth_share) is not None:
-    share = report_page.Number(found, f'{found:.0%}')
-  if (found := row.max_error) is not None:
-    error = report_page.Number(found, f'{found:.2g}')
   return {
     'name': row.name,
     'shape': row.shape,
     'status': row.status,
     'time': _time_cell(row.seconds),
     'reference': _time_cell(row.reference_seconds),
-    'speedup': speedup,
-    'bandwidth': share,
-    'max error': error,
+    'speedup': _number(speedup, '.2f'),
+    'bandwidth': _number(row.bandwidth_share, '.0%'),
+    'max error': _number(row.max_error, '.2g'),
     'figures': f'{row.reason} {figures}'.strip(),
   }
+
+
+def _number(value: float | None, form: str) -> report_page.Number | None:
+  return None if value is None else report_page.Number(value, f'{value:{form}}')
 
 
 def _time_cell(seconds: float | None) -> report_page.Number | None:

@@ -5,6 +5,8 @@ import importlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
+
 from experiments.accelerator.rows import Row
 from experiments.flags import run_flags
 
@@ -56,92 +58,86 @@ class Section:
   Attributes:
     name: name for flags and rows.
     title: title on the page.
-    module: has `jobs(settings)`, a list of `Job`, the most valuable first. It
-      is imported by the child only.
     seconds: after which it begins no other job, and the next section has its
       turn.
     note: text on the page: what the columns mean.
+    module: has `jobs(settings)`, a list of `Job`, the most valuable first. It
+      is imported by the child only. Default: that of the name in `jobs`.
   """
 
   name: str
   title: str
-  module: str
   seconds: float
   note: str
+  module: str | None = None
 
   def jobs(self, settings: Settings) -> list[Job]:
     """Returns what is to be measured; asks JAX for its devices."""
-    return importlib.import_module(self.module).jobs(settings)
-
-
-def _section(name, title, seconds, note) -> Section:
-  return Section(
-    name=name,
-    title=title,
-    module=f'{__package__}.jobs.{name}_jobs',
-    seconds=seconds,
-    note=note,
-  )
+    if settings.tiny is None:
+      is_cpu = jax.default_backend() == 'cpu'
+      settings = dataclasses.replace(settings, tiny=is_cpu)
+    module = self.module or f'{__package__}.jobs.{self.name}_jobs'
+    return importlib.import_module(module).jobs(settings)
 
 
 SECTIONS = (
-  _section(
-    'first',
-    'First minutes: kernels that are wrong, or not deterministic',
-    200,
-    'The greatest difference from the reference as a share of its greatest '
-    'number. odd_runs of 100 gave other bits than the first: a race. Seconds '
-    'of a call by the clock of the device.',
+  Section(
+    name='first',
+    title='First minutes: kernels that are wrong, or not deterministic',
+    seconds=200,
+    note='The greatest difference from the reference as a share of its '
+    'greatest number. odd_runs of 100 gave other bits than the first: a race. '
+    'Seconds of a call by the clock of the device.',
   ),
-  _section(
-    'device',
-    'Device: versions, memory, products',
-    60,
-    'Seconds of one copy, read or product by the clock of the device. All '
+  Section(
+    name='device',
+    title='Device: versions, memory, products',
+    seconds=60,
+    note='Seconds of one copy, read or product by the clock of the device. All '
     'shares below are of the read.',
   ),
-  _section(
-    'correctness',
-    'Kernels against their references',
-    120,
-    'The greatest difference as a share of the greatest number of the '
+  Section(
+    name='correctness',
+    title='Kernels against their references',
+    seconds=120,
+    note='The greatest difference as a share of the greatest number of the '
     'reference; "differs" is beyond what the order of sums explains.',
   ),
-  _section(
-    'kernels',
-    'Times of kernels, XLA and libraries',
-    120,
-    'Seconds of a call by the clock of the device; the reference is plain JAX '
-    'at the same shape. loop_seconds are those of a call in one program of '
+  Section(
+    name='kernels',
+    title='Times of kernels, XLA and libraries',
+    seconds=120,
+    note='Seconds of a call by the clock of the device; the reference is plain '
+    'JAX at the same shape. loop_seconds are those of a call in one program of '
     'many, gaps included.',
   ),
-  _section(
-    'tiles',
-    'Tiles of kernels',
-    90,
-    'Seconds with the best tiles, beside those with the defaults. tiles.json '
-    'has the tiles.',
+  Section(
+    name='tiles',
+    title='Tiles of kernels',
+    seconds=90,
+    note='Seconds with the best tiles, beside those with the defaults. '
+    'tiles.json has the tiles.',
   ),
-  _section(
-    'small',
-    'SmolLM2-135M',
-    90,
-    'Seconds of a token; the reference is plain decoding without kernels.',
+  Section(
+    name='small',
+    title='SmolLM2-135M',
+    seconds=90,
+    note='Seconds of a token; the reference is plain decoding without kernels.',
   ),
-  _section(
-    'large',
-    'Shapes of Llama 8B and 1B, random weights',
-    240,
-    'Seconds of a step, of a draft forward, or with forced acceptance of a '
-    'token; the reference is a plain step of the same weights. The share is '
+  Section(
+    name='large',
+    title='Shapes of Llama 8B and 1B, random weights',
+    seconds=240,
+    note='Seconds of a step, of a draft forward, or with forced acceptance of '
+    'a token; the reference is a plain step of the same weights. The share is '
     'that of the weights alone. busy_seconds are those of the device.',
   ),
-  _section(
-    'engine',
-    'Serving engine',
-    240,
-    'Steps: seconds as measured and fitted; the reference is a plain step of '
-    'as many rows. Load: seconds per token and request; the reference is no '
+  Section(
+    name='engine',
+    title='Serving engine',
+    seconds=240,
+    note='Steps: seconds as measured and fitted; the reference is a plain step '
+    'of as many rows. Load: seconds per token and request; the reference is no '
     'speculation at the same rate.',
   ),
 )

@@ -6,33 +6,22 @@ import jax
 import jax.numpy as jnp
 
 import swiftspec_jax as ss
-from experiments.accelerator import rows as rows_lib
-from experiments.accelerator.rows import Row
-from experiments.accelerator.sections import Job, Settings
+from experiments.accelerator.sections import Settings
 from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import builtin
 from swiftspec_jax.models import params as params_lib
 from swiftspec_jax.runtime import sharding
 
-_SMOLLM2 = 'smollm2-135m-instruct'
-DRAFT = builtin.draft_for(_SMOLLM2)
+SMOLLM2 = 'smollm2-135m-instruct'
+DRAFT = builtin.draft_for(SMOLLM2)
 
 
 def find(settings: Settings) -> str | None:
   """Returns the path or name of SmolLM2-135M; None if it is not here."""
   if settings.model is not None:
     return settings.model
-  path = builtin.cache_dir() / 'models' / f'{_SMOLLM2}.gguf'
-  return _SMOLLM2 if path.exists() else None
-
-
-def missing(name: str) -> Job:
-  """Returns a job that says that there are no weights."""
-  row = Row(
-    status=rows_lib.NO_WEIGHTS,
-    reason=f'{_SMOLLM2} is not in {builtin.cache_dir()}; give --model=PATH',
-  )
-  return Job(name=name, run=lambda: [row])
+  path = builtin.cache_dir() / 'models' / f'{SMOLLM2}.gguf'
+  return SMOLLM2 if path.exists() else None
 
 
 def random_model(config: ss.ModelConfig, name: str, dtype: str) -> ss.Model:

@@ -42,20 +42,12 @@ def main(
     for stream in (1, 2):
       os.dup2(file.fileno(), stream)
   program.set_up()
-  jobs = {job.key: job for job in find(section, settings)}
+  jobs = {job.key: job for job in section.jobs(settings)}
   connection.send([(key, job.limit) for key, job in jobs.items()])
   with contextlib.suppress(EOFError):
     while True:
       rows = run(section, jobs[connection.recv()])
       connection.send((rows, _device_works()))
-
-
-def find(section: Section, settings: Settings) -> list[Job]:
-  """Returns the jobs of a section on this device."""
-  if settings.tiny is None:
-    is_cpu = jax.default_backend() == 'cpu'
-    settings = dataclasses.replace(settings, tiny=is_cpu)
-  return section.jobs(settings)
 
 
 def run(section: Section, job: Job) -> list[Row]:

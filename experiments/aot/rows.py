@@ -101,9 +101,8 @@ def compile_job(job: Job, known: Mapping[str, Row] | None = None) -> Row:
     compiled = lowered.compile()
   # Compilers have errors of their own; none may end the table.
   except Exception as error:  # noqa: BLE001
-    return dataclasses.replace(
-      row, status=failure(str(error)), message=_first_lines(error)
-    )
+    message = ' '.join(str(error).split())[:600]
+    return dataclasses.replace(row, status=failure(str(error)), message=message)
   seconds = time.perf_counter() - start
   facts = _facts(compiled)
   if job.target.platform == 'cuda':
@@ -175,7 +174,3 @@ def largest_collective(program: str) -> int:
     for bits, shape in arrays
   ]
   return max(sizes, default=0)
-
-
-def _first_lines(error: Exception) -> str:
-  return ' '.join(str(error).split())[:600]

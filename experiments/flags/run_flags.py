@@ -52,9 +52,6 @@ def check_names(
 ) -> None:
   """Raises UserError if a list flag names what is not known, or one twice."""
   for name in names:
-    if name not in known:
-      raise errors.UserError(
-        f'--{flag}: unknown name {name!r}; choose from {", ".join(known)}'
-      )
+    errors.check_known(f'--{flag}: unknown name', name, known)
     if names.count(name) > 1:
       raise errors.UserError(f'--{flag} names {name} twice')

@@ -1,6 +1,5 @@
 """The times of kernels, and of what else does the same."""
 
-import dataclasses
 import pathlib
 import statistics
 from collections.abc import Sequence
@@ -17,12 +16,8 @@ from swiftspec_jax.cli import output_files, provenance
 _ROWS = 'rows.jsonl'
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rates:
-  """What the device reaches: a copy's bytes, a product's operations."""
-
-  bytes_per_second: float
-  flops_per_second: float
+# What the device reaches: a copy's bytes, a product's operations.
+Rates = dict[str, float]
 
 
 def run(cases: Sequence[Case], repeats: int, directory: pathlib.Path) -> None:
@@ -36,7 +31,12 @@ def run(cases: Sequence[Case], repeats: int, directory: pathlib.Path) -> None:
   with output_files.writing(directory):
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _ROWS).unlink(missing_ok=True)
-  rates = _measure_rates(repeats)
+  is_cpu = jax.default_backend() == 'cpu'
+  copied, size = (2**25, 512) if is_cpu else (2**29, 8192)
+  rates = {
+    'bytes_per_second': kernel_timing.copy_bandwidth(copied, repeats),
+    'flops_per_second': kernel_timing.matrix_rate(size, repeats),
+  }
   print(_head(rates))
   rows = []
   for case in tqdm.tqdm(cases, desc='measuring', unit='shape', disable=None):
@@ -45,25 +45,13 @@ def run(cases: Sequence[Case], repeats: int, directory: pathlib.Path) -> None:
   print(_table(rows))
   kernels = dict.fromkeys(case.kernel for case in cases)
   summary = {
-    'rates': dataclasses.asdict(rates),
+    'rates': rates,
     'repeats': repeats,
     'kernels': {name: _summary(rows, name) for name in kernels},
     'provenance': provenance.collect(),
   }
   output_files.write_json(directory / 'summary.json', summary)
   print(f'written to {directory}')
-
-
-def _measure_rates(repeats: int) -> Rates:
-  is_cpu = jax.default_backend() == 'cpu'
-  return Rates(
-    bytes_per_second=kernel_timing.copy_bandwidth(
-      2**25 if is_cpu else 2**29, repeats
-    ),
-    flops_per_second=kernel_timing.matrix_rate(
-      512 if is_cpu else 8192, repeats
-    ),
-  )
 
 
 def _measure(case: Case, rates: Rates, repeats: int) -> dict[str, Any]:
@@ -88,8 +76,8 @@ def _row(case, rates, seconds, refused, best) -> dict[str, Any]:
   )
   own = seconds.get(kernel or 'reference')
   bound = max(
-    case.spec.num_bytes / rates.bytes_per_second,
-    case.spec.num_flops / rates.flops_per_second,
+    case.spec.num_bytes / rates['bytes_per_second'],
+    case.spec.num_flops / rates['flops_per_second'],
   )
   return {
     'kernel': case.kernel,
@@ -103,9 +91,9 @@ def _row(case, rates, seconds, refused, best) -> dict[str, Any]:
     'refused': refused,
     # Of the kernel, or of the reference where there is none.
     'share_of_bandwidth': own
-    and case.spec.num_bytes / own / rates.bytes_per_second,
+    and case.spec.num_bytes / own / rates['bytes_per_second'],
     'share_of_matrix_rate': own
-    and case.spec.num_flops / own / rates.flops_per_second,
+    and case.spec.num_flops / own / rates['flops_per_second'],
     'speedup_over_reference': kernel and seconds['reference'] / own,
     'speedup_over_baseline': kernel and best and seconds[best] / own,
   }
@@ -115,8 +103,8 @@ def _head(rates: Rates) -> str:
   device = jax.devices()[0]
   lines = [
     f'{device.device_kind}: a copy reaches '
-    f'{rates.bytes_per_second / 1e9:,.1f} GB/s, a bfloat16 product '
-    f'{rates.flops_per_second / 1e12:,.2f} TFLOP/s'
+    f'{rates["bytes_per_second"] / 1e9:,.1f} GB/s, a bfloat16 product '
+    f'{rates["flops_per_second"] / 1e12:,.2f} TFLOP/s'
   ]
   if device.platform == 'cpu':
     lines.append(

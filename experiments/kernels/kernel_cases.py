@@ -53,18 +53,14 @@ class Case:
   kernel: str
   spec: CallSpec
 
-  @property
-  def num_sets(self) -> int:
-    """How many sets of arguments no cache holds; few on CPUs."""
-    if jax.default_backend() == 'cpu':
-      return 2
-    leaves = jax.tree.leaves(self.spec.arrays())
-    set_bytes = sum(x.size * x.dtype.itemsize for x in leaves)
-    return kernel_timing.num_sets(self.spec.num_bytes, set_bytes)
-
   def make_sets(self, prepare: Callable[..., Arrays] = _same) -> list[Arrays]:
-    """Returns sets of random arguments, too large for caches together."""
-    keys = jax.random.split(jax.random.key(0), self.num_sets)
+    """Returns sets of random arguments, too large for caches but on CPUs."""
+    num_sets = 2
+    if jax.default_backend() != 'cpu':
+      leaves = jax.tree.leaves(self.spec.arrays())
+      set_bytes = sum(x.size * x.dtype.itemsize for x in leaves)
+      num_sets = kernel_timing.num_sets(self.spec.num_bytes, set_bytes)
+    keys = jax.random.split(jax.random.key(0), num_sets)
     return [prepare(*self.spec.make_arrays(key)) for key in keys]
 
   def seconds_of(self, contender: Contender, repeats: int) -> float:
@@ -73,6 +69,13 @@ class Case:
     program = jax.jit(contender.call, donate_argnums=donated)
     sets = self.make_sets(contender.prepare)
     return kernel_timing.seconds_of(program, sets, repeats, donated)
+
+  def kernels(self, platform: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yields the implementations for the platform that the shape suits."""
+    for name, call in KERNELS[self.kernel][1].items():
+      is_of_platform = name in dispatch.implementations_of(platform)
+      if is_of_platform and self.spec.suits(name):
+        yield name, call
 
   def contenders(self, platform: str) -> Iterator[Contender]:
     """Yields the reference, the kernel for the platform and the baselines."""
@@ -83,11 +86,9 @@ class Case:
         registry.function(self.kernel, 'reference'), **options
       ),
     )
-    for name, call in KERNELS[self.kernel][1].items():
-      is_of_platform = name in dispatch.implementations_of(platform)
-      if is_of_platform and self.spec.suits(name):
-        call = functools.partial(call, **options)
-        yield Contender(name=name, call=tuning.tuned(self.kernel, name, call))
+    for name, call in self.kernels(platform):
+      call = functools.partial(call, **options)
+      yield Contender(name=name, call=tuning.tuned(self.kernel, name, call))
     # The baselines have no attention sinks.
     if getattr(self.spec, 'has_sinks', False):
       return

@@ -77,7 +77,7 @@ def seconds_of(
     return statistics.median(_wall_seconds(run, i) for i in turns)
   if not has_clock():
     return loop_seconds(program, sets, repeats, donated)
-  durations = busy_seconds(lambda: [run(i) for i in turns])
+  durations = device_seconds(profile(lambda: [run(i) for i in turns]))
   return median_call(durations, len(turns))
 
 
@@ -112,31 +112,33 @@ def has_clock() -> bool:
   if jax.default_backend() == 'cpu':
     return False
   try:
-    busy_seconds(lambda: jax.block_until_ready(jnp.ones(8) + 1))
+    device_seconds(profile(lambda: jax.block_until_ready(jnp.ones(8) + 1)))
   except (RuntimeError, errors.UserError) as error:
     logging.warning('Calls are timed in loops from outside: %s', error)
     return False
   return True
 
 
-def busy_seconds(run: Callable[[], Any]) -> list[float]:
-  """Returns how long each piece of work took that `run` gives the device.
+def profile(run: Callable[[], Any]) -> ProfileData:
+  """Returns what the profiler saw of a run, the calls of Python left out.
 
   Args:
     run: waits for its work.
 
   Raises:
-    UserError: the device tells no times.
+    UserError: it has written no profile.
   """
+  options = jax.profiler.ProfileOptions()
+  options.python_tracer_level = 0
   with tempfile.TemporaryDirectory() as directory:
-    with jax.profiler.trace(directory):
+    with jax.profiler.trace(directory, profiler_options=options):
       run()
     paths = list(pathlib.Path(directory).rglob('*.xplane.pb'))
     if len(paths) != 1:
       raise errors.UserError(
         f'the profiler of JAX has written {len(paths)} profiles in place of one'
       )
-    return device_seconds(ProfileData.from_file(str(paths[0])))
+    return ProfileData.from_file(str(paths[0]))
 
 
 def loop_seconds(
@@ -204,7 +206,7 @@ def _wall_seconds(run, i):
   return time.perf_counter() - start
 
 
-def device_seconds(profile: ProfileData) -> list[float]:
+def device_seconds(data: ProfileData) -> list[float]:
   """Returns how long each piece of work on the device took, in their order.
 
   Raises:
@@ -212,7 +214,7 @@ def device_seconds(profile: ProfileData) -> list[float]:
   """
   found = [
     (event.start_ns, event.duration_ns / 1e9)
-    for plane in profile.planes
+    for plane in data.planes
     if plane.name in _PLANES
     for line in plane.lines
     if line.name.startswith(_LINES)

@@ -11,13 +11,11 @@ import jax
 import numpy as np
 import tqdm
 
-from experiments.aot.kernels import KERNELS
 from experiments.kernels import kernel_timing
 from experiments.kernels.kernel_cases import Case
-from kernels_pallas import comparison, dispatch, tuning
+from kernels_pallas import comparison, tuning
 from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files
-from swiftspec_jax.runtime import atomic_file
 
 _LEAST_GAIN = 1.03  # what times vary by
 
@@ -34,7 +32,6 @@ def run(cases: Sequence[Case], repeats: int, path: pathlib.Path) -> None:
     UserError: the device has no tiles, or the file holds something else.
   """
   platform = jax.default_backend()
-  implementations = dispatch.implementations_of(platform)
   if platform == 'cpu':
     raise errors.UserError(
       'kernels for a cpu have no tiles, so there is nothing to tune; run this '
@@ -44,8 +41,7 @@ def run(cases: Sequence[Case], repeats: int, path: pathlib.Path) -> None:
   jobs = [
     (case, implementation, call)
     for case in cases
-    for implementation, call in KERNELS[case.kernel][1].items()
-    if implementation in implementations and case.spec.suits(implementation)
+    for implementation, call in case.kernels(platform)
   ]
   for case, implementation, call in tqdm.tqdm(
     jobs, desc='tuning', unit='kernel', disable=None
@@ -56,8 +52,7 @@ def run(cases: Sequence[Case], repeats: int, path: pathlib.Path) -> None:
       f'{case.kernel} {case.spec.name} {implementation}: {_words(entry)}'
     )
     if entry is not None:
-      known[entry.key] = entry
-      write_entries(path, known.values())
+      known = add_entry(path, entry)
   print(f'{len(known)} entries in {path}; {tuning.VARIABLE}={path} uses them')
 
 
@@ -69,18 +64,18 @@ def read_entries(path: pathlib.Path) -> dict[tuple[str, ...], tuning.Entry]:
   """
   if not path.exists():
     return {}
-  try:
+  failed = f'--output={path} has no entries that can be added to: '
+  with errors.explained(failed, (OSError, ValueError)):
     return {entry.key: entry for entry in tuning.read(path)}
-  except (OSError, ValueError) as error:
-    raise errors.UserError(
-      f'--output={path} has no entries that can be added to: {error}'
-    ) from error
 
 
-def write_entries(path: pathlib.Path, entries: Iterable[tuning.Entry]) -> None:
-  """Makes or replaces a file of entries."""
-  with output_files.writing(path), atomic_file.replacing(path) as partial:
-    partial.write_text(tuning.dump(list(entries)))
+def add_entry(
+  path: pathlib.Path, entry: tuning.Entry
+) -> dict[tuple[str, ...], tuning.Entry]:
+  """Adds an entry to those of a file, and returns all of them."""
+  known = read_entries(path) | {entry.key: entry}
+  output_files.write(path, tuning.dump(list(known.values())).encode())
+  return known
 
 
 def _words(entry: tuning.Entry | None) -> str:

@@ -1,8 +1,7 @@
 """What a load experiment says: latency by policy and request rate."""
 
-import operator
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.measuring import benchmark_report
@@ -10,6 +9,7 @@ from swiftspec_jax.cli.flags import policy_names
 
 # Of the paper: average request latency, the best of its settings.
 _PAPER_SPEEDUP = 3.2
+_BEST_FIXED = 'the best fixed length'  # no speculation included
 
 
 def average(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -56,22 +56,18 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def compare(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   """Returns sentences on how policies compare in averaged rows."""
-  latencies: dict[float, dict[str, float]] = {}
-  for row in rows:
-    if 'mean_e2e_latency' in row:
-      by_policy = latencies.setdefault(row['request_rate'], {})
-      by_policy[row['policy']] = row['mean_e2e_latency']
+  latencies = _latencies(rows)
   names = dict.fromkeys(n for p in latencies.values() for n in p)
-  none, goodput = map(_of, (policy_names.NO_SPECULATION, policy_names.GOODPUT))
-  rivals = {'the best fixed length': _best_fixed, 'no speculation': none}
+  none, goodput = policy_names.NO_SPECULATION, policy_names.GOODPUT
+  rivals = {_BEST_FIXED: _BEST_FIXED, 'no speculation': none}
   lines = []
   for name in names:
     if not policy_names.is_fixed(name):
-      if name not in (policy_names.NO_SPECULATION, policy_names.GOODPUT):
-        rivals[name] = _of(name)
+      if name not in (none, goodput):
+        rivals[name] = name
       continue
     slower = [
-      rate for ratio, rate in _ratios(latencies, _of(name), none) if ratio > 1
+      rate for ratio, rate in _ratios(latencies, name, none) if ratio > 1
     ]
     if slower:
       lines.append(
@@ -91,27 +87,28 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   return lines
 
 
-def _of(policy: str) -> Callable[[Mapping[str, float]], float | None]:
-  return operator.methodcaller('get', policy)
+def _latencies(rows) -> dict[float, dict[str, float]]:
+  """Returns latencies by rate and policy, that of the best length added."""
+  found: dict[float, dict[str, float]] = {}
+  for row in rows:
+    if 'mean_e2e_latency' not in row:
+      continue
+    name, seconds = row['policy'], row['mean_e2e_latency']
+    by_policy = found.setdefault(row['request_rate'], {})
+    by_policy[name] = seconds
+    if name == policy_names.NO_SPECULATION or policy_names.is_fixed(name):
+      best = by_policy.get(_BEST_FIXED, seconds)
+      by_policy[_BEST_FIXED] = min(best, seconds)
+  return found
 
 
 def _ratios(latencies, own, rival) -> list[tuple[float, float]]:
   """Returns ascending ratios of two latencies with the rates of both."""
   return sorted(
-    (own(policies) / rival(policies), rate)
+    (policies[own] / policies[rival], rate)
     for rate, policies in latencies.items()
-    if own(policies) and rival(policies)
+    if policies.get(own) and policies.get(rival)
   )
-
-
-def _best_fixed(policies: Mapping[str, float]) -> float | None:
-  """Latency of the best fixed length, 0 included."""
-  names = [
-    n
-    for n in policies
-    if n == policy_names.NO_SPECULATION or policy_names.is_fixed(n)
-  ]
-  return min((policies[name] for name in names), default=None)
 
 
 def _is_number(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """Requests that are served in virtual time: flags, and what they stand for."""
 
+import dataclasses
 import pathlib
 import time
 from typing import Any
@@ -121,7 +122,22 @@ class SimulatedLoad:
 
   def acceptance(self, arrivals: Arrivals, seed: int) -> simulator.Acceptance:
     """Returns the luck of the requests, which all policies share."""
-    return _acceptance(arrivals, self._config.buckets, seed, self._coverage)
+    buckets = self._config.buckets
+    mean = _conditional_acceptance(buckets)
+    generator = np.random.default_rng([seed, 1])
+    offsets = generator.normal(0, _ACCEPTANCE_SPREAD.value, len(arrivals))
+    acceptance = np.clip(mean[None] + offsets[:, None], 0.0, 1.0)
+    if _TREE_SIZES.value:
+      return simulator.TreeAcceptance(
+        arrivals.output_tokens, acceptance[:, 0], buckets.max_length, seed
+      )
+    return simulator.ChainAcceptance(
+      arrivals.output_tokens,
+      acceptance,
+      seed,
+      coverage=self._coverage,
+      sharpness=_SHARPNESS.value,
+    )
 
   def run(
     self,
@@ -172,12 +188,9 @@ def _costs_and_buckets() -> tuple[cost_model.CostModel, StepBuckets]:
   if not _TREE_SIZES.value:
     return costs, buckets
   sizes = load_flags.positive_numbers('tree_sizes', _TREE_SIZES.value)
-  return costs, StepBuckets(
-    rows=buckets.rows,
-    query_tokens=buckets.query_tokens,
-    lengths=(0, *map(int, sizes)),
-    draft_steps=tuple(range(len(sizes) + 1)),
-  )
+  steps = tuple(range(len(sizes) + 1))
+  lengths = (0, *map(int, sizes))
+  return costs, dataclasses.replace(buckets, lengths=lengths, draft_steps=steps)
 
 
 def _conditional_acceptance(buckets: StepBuckets) -> np.ndarray:
@@ -198,23 +211,3 @@ def _table(costs: cost_model.CostModel, buckets: StepBuckets) -> BatchTable:
     _, gains = simulator.best_nodes(acceptance[0], buckets.max_length)
     acceptance = gains / np.concatenate([[1.0], gains[:-1]])
   return BatchTable.profile(costs, buckets, acceptance, int(context))
-
-
-def _acceptance(
-  arrivals: Arrivals, buckets: StepBuckets, seed: int, coverage: float
-) -> simulator.Acceptance:
-  mean = _conditional_acceptance(buckets)
-  generator = np.random.default_rng([seed, 1])
-  offsets = generator.normal(0, _ACCEPTANCE_SPREAD.value, len(arrivals))
-  acceptance = np.clip(mean[None] + offsets[:, None], 0.0, 1.0)
-  if _TREE_SIZES.value:
-    return simulator.TreeAcceptance(
-      arrivals.output_tokens, acceptance[:, 0], buckets.max_length, seed
-    )
-  return simulator.ChainAcceptance(
-    arrivals.output_tokens,
-    acceptance,
-    seed,
-    coverage=coverage,
-    sharpness=_SHARPNESS.value,
-  )

@@ -41,24 +41,19 @@ def summarize(
     baseline = [record for record in records if record.mode == BASELINE]
     tasks = dict.fromkeys(record.task for record in own)
     is_compared = is_greedy and mode not in _NOT_COMPARED
+    of_tasks = {task: [r for r in own if r.task == task] for task in tasks}
     summary[mode] = {
       **_figures(own, baseline, is_compared),
       'tasks': {
-        task: _figures(
-          [record for record in own if record.task == task],
-          baseline,
-          is_compared,
-        )
-        for task in tasks
+        task: _figures(records_of_task, baseline, is_compared)
+        for task, records_of_task in of_tasks.items()
       },
     }
   return summary
 
 
-def differences(
-  records: Sequence[Record],
-) -> list[tuple[str, int | str, int]]:
-  """Returns where outputs leave the baseline: mode, prompt and position."""
+def describe_differences(records: Sequence[Record]) -> list[str]:
+  """Returns a line for each output that leaves the baseline."""
   baseline = {_place(r): r.token_ids for r in records if r.mode == BASELINE}
   found = []
   for record in records:
@@ -67,17 +62,11 @@ def differences(
       continue
     pairs = itertools.zip_longest(record.token_ids, expected)
     position = next(i for i, pair in enumerate(pairs) if pair[0] != pair[1])
-    found.append((record.mode, record.question_id, position))
+    found.append(
+      f'{record.mode}: the output for {record.question_id} differs from '
+      f'{BASELINE} at token {position}'
+    )
   return found
-
-
-def describe_differences(records: Sequence[Record]) -> list[str]:
-  """Returns a line for each output that leaves the baseline."""
-  return [
-    f'{mode}: the output for {question_id} differs from {BASELINE} at token '
-    f'{position}'
-    for mode, question_id, position in differences(records)
-  ]
 
 
 def speed(records: Sequence[Record]) -> float | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tqdm
 from absl import logging
@@ -199,7 +199,8 @@ def run(
   with tqdm.tqdm(
     desc=label, total=len(jobs), unit='run', mininterval=0.5
   ) as progress:
-    for record in measure(jobs, runners, samplings):
+    for job in jobs:
+      record = _measure(job, runners[job.mode], samplings[job.repeat])
       if directory is not None:
         benchmark_output.append(directory, record)
       records.append(record)
@@ -211,34 +212,22 @@ def run(
       progress.update()
 
 
-def measure(
-  jobs: Sequence[Job],
-  runners: Mapping[str, Runner],
-  samplings: Sequence[ss.SamplingParams],
-) -> Iterator[benchmark_output.Record]:
-  """Yields a record for each job.
-
-  Args:
-    jobs: jobs in their order.
-    runners: one for each mode.
-    samplings: one for each repeat.
-  """
-  for job in jobs:
-    runner = runners[job.mode]
-    request = runner.prepare(
-      ss.Request(token_ids=job.token_ids, sampling=samplings[job.repeat])
-    )
-    host_seconds = None
-    if runner.host_seconds is not None:
-      host_seconds = -runner.host_seconds()
-    result = runner.decode(request)
-    if runner.host_seconds is not None:
-      host_seconds += runner.host_seconds()
-    yield benchmark_output.make_record(
-      job.prompt,
-      job.mode,
-      job.repeat,
-      result,
-      host_seconds=host_seconds,
-      forced_acceptance=runner.forced_acceptance,
-    )
+def _measure(
+  job: Job, runner: Runner, sampling: ss.SamplingParams
+) -> benchmark_output.Record:
+  request = ss.Request(token_ids=job.token_ids, sampling=sampling)
+  request = runner.prepare(request)
+  host_seconds = None
+  if runner.host_seconds is not None:
+    host_seconds = -runner.host_seconds()
+  result = runner.decode(request)
+  if runner.host_seconds is not None:
+    host_seconds += runner.host_seconds()
+  return benchmark_output.make_record(
+    job.prompt,
+    job.mode,
+    job.repeat,
+    result,
+    host_seconds=host_seconds,
+    forced_acceptance=runner.forced_acceptance,
+  )

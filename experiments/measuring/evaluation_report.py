@@ -18,8 +18,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from experiments.measuring import benchmark_report
 from experiments.output.benchmark_output import Record
 from swiftspec_jax.requests import results
@@ -71,9 +69,7 @@ def summarize(records: Sequence[Record], times: StepTimes) -> dict[str, Any]:
 
 def acceptance_per_position(records: Sequence[Record]) -> list[float]:
   """Returns for each position the share of the rounds that accepted it."""
-  drafted = np.sum([r.drafted_per_position for r in records], axis=0)
-  accepted = np.sum([r.accepted_per_position for r in records], axis=0)
-  return (accepted / np.maximum(drafted, 1)).tolist()
+  return [rate or 0.0 for rate in results.rate_per_position(records)]
 
 
 def table(summary: Mapping[str, Any]) -> str:

@@ -20,19 +20,9 @@ from swiftspec_jax.requests import results
 if TYPE_CHECKING:
   import transformers
 
-_LOOKUP, _DRAFT = 'hf_prompt_lookup', 'hf_draft'
-PEERS = ('hf', _LOOKUP, _DRAFT)
-
-
-def check() -> None:
-  """Raises UserError unless transformers can run its models."""
-  try:
-    import accelerate  # noqa: F401, reading GGUF needs it
-    import torch  # noqa: F401
-  except ModuleNotFoundError as error:
-    raise errors.UserError(
-      f'--peers needs {error.name}; run: pip install -e ".[peers]"'
-    ) from error
+_LOOKUP, DRAFT = 'hf_prompt_lookup', 'hf_draft'
+PEERS = ('hf', _LOOKUP, DRAFT)
+PACKAGES = ('accelerate', 'torch')  # reading GGUF needs the first one
 
 
 def load(
@@ -57,9 +47,7 @@ def load(
       '--peers=hf compares in float32, but the dtype is '
       f'{target.dtype.name}; give --dtype=float32'
     )
-  if name == _DRAFT and draft_name is None:
-    raise errors.UserError(f'--peers={_DRAFT} needs --draft')
-  draft = _load_model(draft_name) if name == _DRAFT else None
+  draft = _load_model(draft_name) if name == DRAFT else None
   length = num_speculative_tokens if name == _LOOKUP else None
   return _make_decode(_load_model(target.name), target, length, draft)
 
@@ -75,15 +63,12 @@ def _load_model(name: str) -> 'transformers.PreTrainedModel':
     path = builtin.fetch(name)
   if path.suffix == '.gguf':
     source, options = path.parent, {'gguf_file': path.name}
-  try:
-    transformers.logging.disable_progress_bar()
+  transformers.logging.disable_progress_bar()
+  failed = f'transformers cannot load {name} for --peers: '
+  with errors.explained(failed, (OSError, ValueError)):
     model = transformers.AutoModelForCausalLM.from_pretrained(
       source, dtype=torch.float32, **options
     )
-  except (OSError, ValueError) as error:
-    raise errors.UserError(
-      f'transformers cannot load {name} for --peers: {error}'
-    ) from error
   return model.eval()
 
 
@@ -143,8 +128,6 @@ def _make_decode(
       text=target.tokenizer.decode(token_ids, skip_special_tokens=True),
       token_ids=token_ids,
       finish_reason='stop' if token_ids[-1] in ends else 'length',
-      logprobs=None,
-      top_logprobs=None,
       stats=results.GenerationStats(
         prompt_tokens=num_prompt,
         new_tokens=len(token_ids),
@@ -153,8 +136,6 @@ def _make_decode(
         num_rounds=len(sizes),
         num_drafted=sum(widths) - len(widths) - num_prompt + 1,
         num_accepted=len(token_ids) - len(sizes),
-        drafted_per_position=(),
-        accepted_per_position=(),
         ttft_seconds=float(times[0] - start),
         decode_seconds=float(times[-1] - times[0]),
         latency_seconds=float(times[-1] - start),

@@ -5,7 +5,6 @@ its own. It speculates by its own means and defaults: matches of n-grams
 (`ngram_simple`), or a draft model.
 """
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -21,16 +20,9 @@ from swiftspec_jax.requests import results
 if TYPE_CHECKING:
   import xllamacpp
 
-_PLAIN, _DRAFT = 'llama_cpp', 'llama_cpp_draft'
-PEERS = (_PLAIN, 'llama_cpp_prompt_lookup', _DRAFT)
-
-
-def check() -> None:
-  """Raises UserError unless llama.cpp is installed."""
-  if importlib.util.find_spec('xllamacpp') is None:
-    raise errors.UserError(
-      '--peers=llama_cpp needs xllamacpp; run: pip install -e ".[peers]"'
-    )
+_PLAIN, DRAFT = 'llama_cpp', 'llama_cpp_draft'
+PEERS = (_PLAIN, 'llama_cpp_prompt_lookup', DRAFT)
+PACKAGES = ('xllamacpp',)
 
 
 def file_of(name: str) -> pathlib.Path:
@@ -85,9 +77,7 @@ def load(name: str, target: ss.Model, draft_name: str | None) -> Decode:
   params.verbosity = -1
   kinds = xllamacpp.common_speculative_type
   speculative, kind = params.speculative, None
-  if name == _DRAFT:
-    if draft_name is None:
-      raise errors.UserError(f'--peers={_DRAFT} needs --draft')
+  if name == DRAFT:
     speculative.draft.mparams.path = str(file_of(draft_name))
     kind = kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE
   elif name != _PLAIN:
@@ -101,52 +91,38 @@ def load(name: str, target: ss.Model, draft_name: str | None) -> Decode:
     speculative.draft.cpuparams_batch,
   ):
     threads.n_threads = os.cpu_count()  # as XLA takes, too
-  try:
-    server = xllamacpp.Server(params)
-  except RuntimeError as error:
-    raise errors.UserError(
-      f'llama.cpp cannot load {path} for --peers: {error}'
-    ) from error
-  return _make_decode(server)
+  failed = f'llama.cpp cannot load {path} for --peers: '
+  with errors.explained(failed, RuntimeError):
+    return _make_decode(xllamacpp.Server(params))
 
 
 def _make_decode(server: 'xllamacpp.Server') -> Decode:
   def decode(request: ss.Request) -> ss.GenerationResult:
     sampling = request.sampling
-    answer = _post(
+    names = 'temperature', 'top_k', 'top_p', 'min_p', 'seed', 'ignore_eos'
+    fields = {
+      'prompt': request.token_ids,
+      'n_predict': sampling.max_new_tokens,
+      **{name: getattr(sampling, name) for name in names},
+      # Else it would keep the beginning of an equal prompt.
+      'cache_prompt': False,
+      'return_tokens': True,
+    }
+    call = urllib.request.Request(
       f'{server.listening_address}/completion',
-      prompt=request.token_ids,
-      n_predict=sampling.max_new_tokens,
-      temperature=sampling.temperature,
-      top_k=sampling.top_k,
-      top_p=sampling.top_p,
-      min_p=sampling.min_p,
-      seed=sampling.seed,
-      ignore_eos=sampling.ignore_eos,
-      cache_prompt=False,  # else it would keep the beginning of an equal prompt
-      return_tokens=True,
+      json.dumps(fields).encode(),
+      {'Content-Type': 'application/json'},
     )
+    with urllib.request.urlopen(call) as response:
+      answer = json.load(response)
     return ss.GenerationResult(
       text=answer['content'],
       token_ids=tuple(answer['tokens']),
       finish_reason='length' if answer['stop_type'] == 'limit' else 'stop',
-      logprobs=None,
-      top_logprobs=None,
       stats=_stats(len(request.token_ids), answer['timings']),
     )
 
   return decode
-
-
-def _post(address: str, **fields: Any) -> dict[str, Any]:
-  """Returns what the server answers to a request."""
-  request = urllib.request.Request(
-    address,
-    json.dumps(fields).encode(),
-    {'Content-Type': 'application/json'},
-  )
-  with urllib.request.urlopen(request) as response:
-    return json.load(response)
 
 
 def _stats(
@@ -164,8 +140,6 @@ def _stats(
     num_rounds=max(new_tokens - 1 - accepted, 0),
     num_drafted=timings.get('draft_n', 0),
     num_accepted=accepted,
-    drafted_per_position=(),
-    accepted_per_position=(),
     ttft_seconds=ttft_seconds,
     decode_seconds=decode_seconds,
     latency_seconds=ttft_seconds + decode_seconds,

@@ -3,6 +3,7 @@
 Times mean the same as in `GenerationStats`.
 """
 
+import importlib.util
 from collections.abc import Collection
 
 import jax
@@ -18,8 +19,12 @@ PEERS = (*hf_peer.PEERS, *llama_peer.PEERS)
 def check(names: Collection[str]) -> None:
   """Raises UserError unless these peers can run here, and compare fairly."""
   for peer in (hf_peer, llama_peer):
-    if set(names) & set(peer.PEERS):
-      peer.check()
+    for package in peer.PACKAGES if set(names) & set(peer.PEERS) else ():
+      if importlib.util.find_spec(package) is None:
+        raise errors.UserError(
+          f'--peers={peer.PEERS[0]} needs {package}; run: pip install -e '
+          '".[peers]"'
+        )
   if jax.default_backend() != 'cpu':
     raise errors.UserError(
       '--peers run on the CPU, but JAX uses '
@@ -54,6 +59,8 @@ def load(
     UserError: `target` is not float32, a draft is missing, or a library cannot
       read a model.
   """
+  if name in (hf_peer.DRAFT, llama_peer.DRAFT) and draft_name is None:
+    raise errors.UserError(f'--peers={name} needs --draft')
   if name in llama_peer.PEERS:
     return llama_peer.load(name, target, draft_name)
   return hf_peer.load(name, target, draft_name, num_speculative_tokens)

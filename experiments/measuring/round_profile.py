@@ -6,10 +6,7 @@ part has.
 """
 
 import collections
-import dataclasses
-import pathlib
 import statistics
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -17,24 +14,10 @@ import jax
 from tqdm import tqdm
 
 import swiftspec_jax as ss
+from experiments.kernels import kernel_timing
 from experiments.measuring import benchmark_run, round_parts
 from swiftspec_jax import errors
 from swiftspec_jax.cli import tracing
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-  """A line of rows.jsonl.
-
-  Attributes:
-    part: 'PROGRAM/PART' for a part of a program.
-    seconds: seconds of a round.
-    share: share of the seconds of a round.
-  """
-
-  part: str
-  seconds: float
-  share: float
 
 
 def measure(
@@ -43,7 +26,7 @@ def measure(
   timeline: ss.Timeline,
   models: Sequence[ss.Model],
   requests: Sequence[ss.Request],
-) -> list[Row]:
+) -> list[dict[str, Any]]:
   """Takes the rounds of a decoder apart.
 
   Args:
@@ -52,6 +35,10 @@ def measure(
     timeline: timeline of `decoder`.
     models: target and draft of `decoder`.
     requests: decoded one after the other; medians of them count.
+
+  Returns:
+    Lines of rows.jsonl: `part` ('PROGRAM/PART' for one of a program), `seconds`
+    of a round, and their `share` of it.
 
   Raises:
     UserError: the profiler does not know the operations of this platform.
@@ -85,15 +72,8 @@ def times_of_operations(run: Callable[[], Any]) -> collections.Counter:
   Raises:
     UserError: the profiler does not know the operations of this platform.
   """
-  options = jax.profiler.ProfileOptions()
-  options.python_tracer_level = 0
-  with tempfile.TemporaryDirectory() as directory:
-    with jax.profiler.trace(directory, profiler_options=options):
-      run()
-    (path,) = pathlib.Path(directory).rglob('*.xplane.pb')
-    profile = jax.profiler.ProfileData.from_file(str(path))
   times = collections.Counter()
-  for plane in profile.planes:
+  for plane in kernel_timing.profile(run).planes:
     for line in plane.lines:
       times.update(round_parts.self_times(_events(line)))
   if not times:
@@ -166,7 +146,7 @@ def _num_elements(weight) -> int:
   )
 
 
-def _rows(figures, target_shares, draft_shares) -> list[Row]:
+def _rows(figures, target_shares, draft_shares) -> list[dict[str, Any]]:
   whole = figures['round_seconds']
   target, draft = figures['target_busy_seconds'], figures['draft_busy_seconds']
   overlap = figures['overlap_seconds']
@@ -185,5 +165,6 @@ def _rows(figures, target_shares, draft_shares) -> list[Row]:
   if 'draft_step_seconds' in figures:
     seconds['draft_forward'] = figures['draft_step_seconds']
   return [
-    Row(part=part, seconds=x, share=x / whole) for part, x in seconds.items()
+    {'part': part, 'seconds': x, 'share': x / whole}
+    for part, x in seconds.items()
   ]

@@ -118,12 +118,9 @@ def append(directory: pathlib.Path, record: Record) -> None:
 
 
 def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
-  try:
+  failed = f'--resume: {path} cannot be read: '
+  with errors.explained(failed, (OSError, json.JSONDecodeError)):
     old = json.loads(path.read_text())
-  except (OSError, json.JSONDecodeError) as error:
-    raise errors.UserError(
-      f'--resume: {path} cannot be read: {error}'
-    ) from error
   new = json.loads(json.dumps(settings))
   for name in sorted(old.keys() | new.keys()):
     if old.get(name) != new.get(name):
@@ -138,15 +135,10 @@ def _read_records(path: pathlib.Path) -> list[Record]:
   records = []
   for number, values in enumerate(output_files.read_lines(path), start=1):
     try:
-      records.append(
-        Record(**{k: _as_tuple(value) for k, value in values.items()})
-      )
+      lists = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
+      records.append(Record(**{**values, **lists}))
     except (TypeError, AttributeError) as error:
       raise errors.UserError(
         f'{path}, line {number}: not a result: {error!r}'
       ) from error
   return records
-
-
-def _as_tuple(value: Any) -> Any:
-  return tuple(value) if isinstance(value, list) else value

@@ -10,8 +10,7 @@ import markupsafe
 import matplotlib as mpl
 
 from experiments.output import result_folder
-from experiments.output.result_folder import Folder
-from experiments.output.run_comparison import Ratio
+from experiments.output.result_folder import Folder, Row
 from swiftspec_jax.cli import plots
 
 _INK, _BLUE = '#7d8590', '#2f81c7'  # on light and on dark
@@ -41,13 +40,14 @@ class Number(NamedTuple):
 
 
 def render(
-  folders: Sequence[Folder], ratios: Sequence[Ratio] | None = None
+  folders: Sequence[Folder], ratios: Sequence[Row] | None = None
 ) -> str:
   """Returns the page.
 
   Args:
     folders: Result folders, in the order of the page.
-    ratios: Comparison of the second folder with the first, if there is one.
+    ratios: Rows of `run_comparison.compare` for the first two folders, if they
+      are compared.
   """
   parts = []
   if ratios is not None:
@@ -77,26 +77,16 @@ def element(name: str, text: str) -> markupsafe.Markup:
 
 
 def _comparison(
-  first: Folder, second: Folder, ratios: Sequence[Ratio]
+  first: Folder, second: Folder, ratios: Sequence[Row]
 ) -> list[markupsafe.Markup]:
   heading = element('h2', f'{second.name} over {first.name}')
   if not ratios:
     return [heading, element('p', 'The runs have no work in common.')]
-  rows = [
-    {
-      'what': ratio.group,
-      'samples': ratio.num_samples,
-      'speed ratio': ratio.ratio,
-      'from (95 %)': ratio.low,
-      'to': ratio.high,
-    }
-    for ratio in ratios
-  ]
   return [
     heading,
     element('p', _INTERVALS),
     _picture(_draw_ratios, ratios[:_MOST_BARS], 'speed ratio'),
-    table(rows),
+    table(ratios),
   ]
 
 
@@ -114,7 +104,7 @@ def _section(folder: Folder) -> list[markupsafe.Markup]:
   return parts
 
 
-def facts(values: result_folder.Row) -> list[result_folder.Row]:
+def facts(values: Row) -> list[Row]:
   """Returns the rows of a table of names and values."""
   return [{'name': name, 'value': value} for name, value in values.items()]
 
@@ -127,7 +117,7 @@ def image(name: str, picture: bytes) -> markupsafe.Markup:
   ).format(name, data)
 
 
-def details(name: str, rows: Sequence[result_folder.Row]) -> markupsafe.Markup:
+def details(name: str, rows: Sequence[Row]) -> markupsafe.Markup:
   """Returns a table that a click on its name shows."""
   summary = element('summary', name)
   return markupsafe.Markup('<details>{}{}</details>').format(
@@ -135,7 +125,7 @@ def details(name: str, rows: Sequence[result_folder.Row]) -> markupsafe.Markup:
   )
 
 
-def table(rows: Sequence[result_folder.Row]) -> markupsafe.Markup:
+def table(rows: Sequence[Row]) -> markupsafe.Markup:
   """Returns a table whose columns can be sorted."""
   columns = list(dict.fromkeys(name for row in rows for name in row))
   left_out = []
@@ -180,13 +170,14 @@ def _draw_speeds(axes, speeds: dict[str, float]) -> None:
   axes.margins(x=0.1)
 
 
-def _draw_ratios(axes, ratios: Sequence[Ratio]) -> None:
+def _draw_ratios(axes, ratios: Sequence[Row]) -> None:
   for place, ratio in enumerate(ratios):
-    if ratio.low is not None:
-      axes.plot([ratio.low, ratio.high], [place, place], color=_BLUE, lw=2)
-    axes.plot(ratio.ratio, place, 'o', color=_BLUE)
+    interval = ratio['from (95 %)'], ratio['to']
+    if None not in interval:
+      axes.plot(interval, [place, place], color=_BLUE, lw=2)
+    axes.plot(ratio['speed ratio'], place, 'o', color=_BLUE)
   axes.axvline(1, color=plots.GREY, linewidth=1)
-  axes.set_yticks(range(len(ratios)), [ratio.group for ratio in ratios])
+  axes.set_yticks(range(len(ratios)), [ratio['what'] for ratio in ratios])
   axes.set_ylim(len(ratios) - 0.5, -0.5)
 
 

@@ -100,14 +100,13 @@ def flat(values: Row, prefix: str = '') -> dict[str, Any]:
 
 def _summary_tables(summary: Row) -> dict[str, list[Row]]:
   """Returns a row for each mode, or one for each figure."""
-  if 'modes' not in summary:
-    rows = [{'figure': k, 'value': v} for k, v in flat(summary).items()]
-    return {'summary.json': rows} if rows else {}
-  rows = [
-    {'mode': mode, **{k: v for k, v in figures.items() if k != 'tasks'}}
-    for mode, figures in summary['modes'].items()
-  ]
-  return {'summary.json': rows}
+  rows = [{'figure': k, 'value': v} for k, v in flat(summary).items()]
+  if 'modes' in summary:
+    rows = [
+      {'mode': mode, **{k: v for k, v in figures.items() if k != 'tasks'}}
+      for mode, figures in summary['modes'].items()
+    ]
+  return {'summary.json': rows} if rows else {}
 
 
 def _of_records(records: Sequence[Row]) -> list[Sample]:
@@ -158,7 +157,5 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _parse(text: bytes, path: pathlib.Path) -> Any:
-  try:
+  with errors.explained(f'{path} is no JSON: ', ValueError):
     return json.loads(text)
-  except ValueError as error:
-    raise errors.UserError(f'{path} is no JSON: {error}') from error

@@ -174,22 +174,18 @@ def constants(chip: Chip) -> list[dict[str, Any]]:
     'link_latency': (chip.link_latency, 's'),
     'launch_seconds': (chip.launch_seconds, 's'),
   }
+  shares = {
+    f'efficiency {name}': (share, 'of the bandwidth')
+    for name, share in dataclasses.asdict(chip.efficiency).items()
+  }
+  fitted = dict.fromkeys(shares, 'fitted to published step times')
+  sources = {**fitted, **chip.sources}
   return [
     {
       'number': name,
       'value': value,
       'unit': unit,
-      'source': chip.sources.get(name, 'data sheet'),
+      'source': sources.get(name, 'data sheet'),
     }
-    for name, (value, unit) in values.items()
-  ] + [
-    {
-      'number': f'efficiency {name}',
-      'value': share,
-      'unit': 'of the bandwidth',
-      'source': chip.sources.get(
-        f'efficiency {name}', 'fitted to published step times'
-      ),
-    }
-    for name, share in dataclasses.asdict(chip.efficiency).items()
+    for name, (value, unit) in (values | shares).items()
   ]

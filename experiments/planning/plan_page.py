@@ -1,13 +1,11 @@
 """Plans as one HTML page that needs nothing else, and their picture."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from experiments.output import report_page, result_folder
+from experiments.output.result_folder import Row
 from experiments.planning import plan_report
 from swiftspec_jax.cli import plots
-
-Row = Mapping[str, Any]
 
 # Of the parts of a round: the target's are blue, the draft's orange.
 _PARTS = {

@@ -30,18 +30,16 @@ class Choice:
     target_chips: chips of the target; all of them in serial mode.
     draft_chips: chips of the draft; all of them in serial mode.
     kernels: whether the programs have kernels of `kernels_pallas`.
-    weight_dtype: dtype of the target's matrices; None is bfloat16.
     draft: model that grows the tree.
-    draft_weight_dtype: dtype of the draft's matrices.
+    weight_dtypes: dtypes of the matrices of target and draft; None is bfloat16.
   """
 
   mode: str
   target_chips: int
   draft_chips: int
   kernels: bool
-  weight_dtype: str | None
   draft: Draft
-  draft_weight_dtype: str | None
+  weight_dtypes: tuple[str | None, str | None]
 
   @property
   def chips(self) -> str:
@@ -62,11 +60,6 @@ class Choice:
   def group(self) -> tuple[str, int, bool]:
     """What the best plan is shown of."""
     return self.mode, self.target_chips, self.kernels
-
-  @property
-  def weight_dtypes(self) -> tuple[str | None, str | None]:
-    """Dtypes of the target's and of the draft's matrices."""
-    return self.weight_dtype, self.draft_weight_dtype
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,35 +168,21 @@ def plans(
 
 def choices(deployment: Deployment) -> Iterator[Choice]:
   """Yields all that can be chosen beside the sizes of the tree."""
-  dtypes = deployment.weight_dtypes
-  for (
-    draft,
-    weight_dtype,
-    draft_weight_dtype,
-    kernels,
-    mode,
-  ) in itertools.product(
-    deployment.drafts, dtypes, dtypes, (False, True), ('serial', 'async')
-  ):
-    for target_chips, draft_chips in splits(deployment, mode):
+  total = deployment.num_chips
+  splits = [('serial', total, total)]
+  splits += [('async', n, total - n) for n in deployment.target_chips]
+  dtypes = itertools.product(deployment.weight_dtypes, repeat=2)
+  models = itertools.product(deployment.drafts, dtypes, (False, True))
+  for draft, weight_dtypes, kernels in models:
+    for mode, target_chips, draft_chips in splits:
       yield Choice(
         mode=mode,
         target_chips=target_chips,
         draft_chips=draft_chips,
         kernels=kernels,
-        weight_dtype=weight_dtype,
         draft=draft,
-        draft_weight_dtype=draft_weight_dtype,
+        weight_dtypes=weight_dtypes,
       )
-
-
-def splits(deployment: Deployment, mode: str) -> Iterator[tuple[int, int]]:
-  """Yields chips of target and of draft to choose from."""
-  total = deployment.num_chips
-  if mode == 'serial':
-    yield total, total
-  else:
-    yield from ((n, total - n) for n in deployment.target_chips)
 
 
 def price_of(
@@ -226,20 +205,17 @@ def price_of(
       have such weights.
   """
   chip, context = deployment.chip, deployment.context
-  of_draft = programs_of(choice.draft_weight_dtype, choice.kernels)
+  dtype, draft_dtype = choice.weight_dtypes
+  of_draft = programs_of(draft_dtype, choice.kernels)
   target = Forward(
-    config=dataclasses.replace(
-      deployment.target, weight_dtype=choice.weight_dtype
-    ),
+    config=dataclasses.replace(deployment.target, weight_dtype=dtype),
     num_chips=choice.target_chips,
     num_tokens=tree.num_nodes,
     context=context,
-    launches=programs_of(choice.weight_dtype, choice.kernels).verify,
+    launches=programs_of(dtype, choice.kernels).verify,
   )
   draft = Forward(
-    config=dataclasses.replace(
-      choice.draft.config, weight_dtype=choice.draft_weight_dtype
-    ),
+    config=dataclasses.replace(choice.draft.config, weight_dtype=draft_dtype),
     num_chips=choice.draft_chips,
     num_tokens=tree.num_leaves,
     context=context,

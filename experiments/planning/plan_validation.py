@@ -151,6 +151,19 @@ def fit(fitted: Sequence[Point]) -> dict[str, Any]:
   return constants(optimize.least_squares(errors, start, bounds=bounds).x)
 
 
+def row(
+  source: str, what: str, predicted: float, published: float
+) -> dict[str, Any]:
+  """Returns what all rows of validation.jsonl have."""
+  return {
+    'source': source,
+    'what': what,
+    'predicted': predicted,
+    'published': published,
+    'error': predicted / published - 1,
+  }
+
+
 def validate(found: Sequence[Point]) -> list[dict]:
   """Returns a row for each point, with errors relative to its seconds.
 
@@ -167,11 +180,7 @@ def validate(found: Sequence[Point]) -> list[dict]:
     predicted = point.predict(constants)
     rows.append(
       {
-        'source': point.source,
-        'what': point.what,
-        'predicted': predicted,
-        'published': point.seconds,
-        'error': predicted / point.seconds - 1,
+        **row(point.source, point.what, predicted, point.seconds),
         'left_out_error': point.predict(others) / point.seconds - 1,
         'is_fitted': point.is_fitted,
         'is_draft': point.is_draft,

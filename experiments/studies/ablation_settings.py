@@ -1,7 +1,6 @@
 """The configurations that the ablation compares."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import swiftspec_jax as ss
@@ -57,15 +56,15 @@ def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
       for name, changes in LOOKUPS.items()
     ]
 
-  asynchronous = functools.partial(make, mode='async')
   return [
     Configuration(name='autoregressive', mode='autoregressive'),
     make('serial', 'serial'),
     *lookups('serial'),
-    asynchronous('async_lockstep', run_ahead=0),
-    asynchronous('async'),
-    asynchronous(
+    make('async_lockstep', 'async', run_ahead=0),
+    make('async', 'async'),
+    make(
       'async_restart',
+      'async',
       num_restart_steps=tree.num_restart_steps or _NUM_RESTART_STEPS,
     ),
     *lookups('async'),

@@ -11,7 +11,6 @@ and after. Take the steps of a load like that to be served.
 """
 
 import collections
-import json
 import pathlib
 
 from absl import flags
@@ -22,6 +21,7 @@ from swiftspec_jax.cli.flags import flag_values
 from swiftspec_jax.engine import shape_classes
 from swiftspec_jax.engine.shape_classes import Shape
 from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
+from swiftspec_jax.runtime import input_files
 
 _STEPS = flags.DEFINE_string(
   'steps',
@@ -72,16 +72,11 @@ def _read(path: pathlib.Path) -> collections.Counter[Shape]:
     UserError: the file cannot be read, or is no such file.
   """
   shapes: collections.Counter[Shape] = collections.Counter()
-  try:
-    for line in path.read_text().splitlines():
-      for rows, tokens, count in json.loads(line)['shapes']:
+  failed = f'{path} is no steps.jsonl of serve_load or simulate_load: '
+  with errors.explained(failed, (ValueError, TypeError, KeyError)):
+    for _, values in input_files.read_lines(path, 'steps'):
+      for rows, tokens, count in values['shapes']:
         shapes[int(rows), int(tokens)] += int(count)
-  except OSError as error:
-    raise errors.UserError(f'{path} cannot be read: {error}') from error
-  except (ValueError, TypeError, KeyError) as error:
-    raise errors.UserError(
-      f'{path} is no steps.jsonl of serve_load or simulate_load: {error!r}'
-    ) from error
   return shapes
 
 

@@ -20,7 +20,6 @@ from absl import flags
 import swiftspec_jax as ss
 from experiments.flags import run_flags
 from experiments.measuring import benchmark_report, benchmark_run
-from experiments.output import benchmark_output
 from swiftspec_jax import config, errors
 from swiftspec_jax.cli import output_files, program, provenance
 from swiftspec_jax.cli import prompts as prompts_lib
@@ -52,7 +51,7 @@ def main() -> None:
   settings = shared_flags.shared_settings(
     prompts_path, limit=_LIMIT.value, weight_dtypes=_WEIGHT_DTYPES.value
   )
-  benchmark_output.open_directory(directory, settings, resume=False)
+  output_files.open_directory(directory)
   model = shared_flags.load_target(is_wide=True)
   texts = _decode(model, prompts)
   weights = {_PLAIN: _rate(model, texts, _PLAIN)}
@@ -61,10 +60,13 @@ def main() -> None:
     del model  # Two of them may not fit.
     model = shared_flags.load_target(weight_dtype)
     weights[weight_dtype] = _rate(model, texts, weight_dtype)
+  plain = weights[_PLAIN]['perplexity']
+  for values in weights.values():
+    values['perplexity_increase'] = values['perplexity'] - plain
   summary = {
     'num_prompts': len(texts),
     'num_tokens': sum(len(ids) - first for ids, first in texts),
-    'weights': _compared(weights),
+    'weights': weights,
   }
   provenances = {**provenance.collect(), **facts, 'flags': settings}
   output_files.write_json(
@@ -86,12 +88,8 @@ def _check() -> None:
       f'--temperature={flags.FLAGS.temperature} has no meaning here: the '
       'answers are greedy'
     )
-  unknown = set(_WEIGHT_DTYPES.value) - set(config.WEIGHT_DTYPES)
-  if unknown:
-    raise errors.UserError(
-      f'--weight_dtypes names {", ".join(sorted(unknown))}; there are '
-      f'{", ".join(config.WEIGHT_DTYPES)}'
-    )
+  names = _WEIGHT_DTYPES.value
+  run_flags.check_names('weight_dtypes', names, config.WEIGHT_DTYPES)
 
 
 def _decode(
@@ -122,17 +120,6 @@ def _rate(
     'num_bytes': model.num_bytes,
     'perplexity': float(np.exp(-np.concatenate(log_probs).mean())),
     'equal_tokens': float(np.concatenate(is_equal).mean()),
-  }
-
-
-def _compared(
-  weights: Mapping[str, Mapping[str, float]],
-) -> dict[str, dict[str, float]]:
-  """Adds the increase of the perplexity."""
-  plain = weights[_PLAIN]['perplexity']
-  return {
-    name: {**values, 'perplexity_increase': values['perplexity'] - plain}
-    for name, values in weights.items()
   }
 
 

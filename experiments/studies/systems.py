@@ -15,7 +15,6 @@ from swiftspec_jax.cli.flags import modes as modes_lib
 from swiftspec_jax.cli.flags import shared_flags
 from swiftspec_jax.drafters.models.self_draft import SelfDraft
 from swiftspec_jax.drafters.texts.datastore import Datastore
-from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.live_costs import LiveCosts
@@ -46,22 +45,6 @@ class System:
     return self.mode is not None or self.engine_draft is not None
 
 
-def _goodput(buckets: StepBuckets) -> policies.Policy:
-  """Returns a policy that learns the costs while it decodes."""
-  return Goodput(LiveCosts(buckets, drafts_by_model=False))
-
-
-def _whole_drafts(buckets: StepBuckets) -> policies.Policy:
-  """Returns a policy that verifies all there is: one row leaves much room."""
-  return FixedLength(buckets.max_length)
-
-
-def _pairs(buckets: StepBuckets) -> policies.Policy:
-  """Returns a policy of short drafts, which take forwards of the target."""
-  del buckets
-  return FixedLength(2)
-
-
 PLAIN = 'autoregressive'
 SYSTEMS = {
   PLAIN: System(mode='autoregressive', policy='none'),
@@ -74,13 +57,21 @@ SYSTEMS = {
   'swiftspec': System(mode='async'),  # arXiv 2506.11309
   'su': System(policy='table'),  # arXiv 2310.18813
   'smartspec': System(  # arXiv 2406.14066
-    engine_draft=ss.PromptLookup, engine_policy=_goodput, policy='goodput'
+    engine_draft=ss.PromptLookup,
+    # It learns the costs while it decodes.
+    engine_policy=lambda b: Goodput(LiveCosts(b, drafts_by_model=False)),
+    policy='goodput',
   ),
   'sssd': System(  # arXiv 2411.05894
-    engine_draft=Datastore, engine_policy=_whole_drafts
+    engine_draft=Datastore,
+    # All there is: one row leaves much room.
+    engine_policy=lambda b: FixedLength(b.max_length),
   ),
-  # arXiv 2408.11049
-  'magicdec': System(engine_draft=SelfDraft, engine_policy=_pairs),
+  'magicdec': System(  # arXiv 2408.11049
+    # Drafts take forwards of the target, so they are short.
+    engine_draft=SelfDraft,
+    engine_policy=lambda _: FixedLength(2),
+  ),
 }
 
 
@@ -90,16 +81,12 @@ def modes(names: list[str]) -> list[str]:
   return list(dict.fromkeys(mode for mode in found if mode is not None))
 
 
-def needs_devices(name: str) -> bool:
-  """Returns whether a system needs more devices than one model does."""
-  return SYSTEMS[name].mode == 'async'
-
-
-def lacks_draft(name: str) -> bool:
-  """Returns whether a system needs a draft model that nothing names."""
+def is_default(name: str) -> bool:
+  """Returns whether a system needs no further devices, nor a missing draft."""
   mode = SYSTEMS[name].mode
   takes_draft = mode in modes_lib.OF_DRAFTS
-  return takes_draft and shared_flags.draft_name(mode) is None
+  lacks_draft = takes_draft and shared_flags.draft_name(mode) is None
+  return mode != 'async' and not lacks_draft
 
 
 def make_decoder(

@@ -58,11 +58,10 @@ def jobs(settings: Settings) -> list[Job]:
 
 def _versions() -> list[Row]:
   device = jax.devices()[0]
+  names = 'git_sha', 'platform', 'cpu', 'cpu_count', 'date'
   facts = provenance.collect()
   facts = {
-    **{name: facts[name] for name in ('git_sha', 'platform', 'cpu')},
-    'cpu_count': facts['cpu_count'],
-    'date': facts['date'],
+    **{name: facts[name] for name in names},
     **facts['versions'],
     'device_count': facts['device_count'],
     'memory_bytes': (device.memory_stats() or {}).get('bytes_limit'),

@@ -1,7 +1,6 @@
 """The serving engine: what its steps cost, and latency under load."""
 
 import functools
-import json
 import pathlib
 import subprocess
 import sys
@@ -20,11 +19,22 @@ from swiftspec_jax.policies.cost_model.measured import MeasuredCosts
 _ROOT = pathlib.Path(__file__).parents[3]
 _COSTS = 'costs.json'
 _ACCEPTANCE = 0.7
-_ROWS = (1, 4, 16, 64)
+# Of the engine.
+_ENGINE = (
+  '--rows=1,4,16,64',
+  '--query_tokens=64,320',
+  '--contexts=1024',
+  '--max_length=4',
+)
+_TINY_ENGINE = (
+  '--rows=1,2',
+  '--query_tokens=6,12',
+  '--contexts=32,64',
+  '--max_length=2',
+)
 _OUTPUT_TOKENS = 48
 _LOADS = (0.3, 0.8)  # of what plain decoding can serve
 _RUN_SECONDS = 8
-_LENGTH = 4
 # As the built-in model has them. Texts of random weights are none, so
 # drafts are forced.
 _SIZES = {
@@ -60,26 +70,12 @@ def jobs(settings: Settings) -> list[Job]:
 
 def _flags(settings: Settings) -> list[str]:
   """Returns the flags of the engine."""
-  sizes = {
-    'rows': ','.join(map(str, _ROWS)),
-    'query_tokens': '64,320',
-    'contexts': '1024',
-    'max_length': str(_LENGTH),
-  }
-  if settings.tiny:
-    sizes = {
-      'rows': '1,2',
-      'query_tokens': '6,12',
-      'contexts': '32,64',
-      'max_length': '2',
-    }
-  flags = {
-    'target': _target(settings),
-    'mode': 'forced',
-    'forced_acceptance': str(_ACCEPTANCE),
-    **sizes,
-  }
-  return [f'--{name}={value}' for name, value in flags.items()]
+  return [
+    f'--target={_target(settings)}',
+    '--mode=forced',
+    f'--forced_acceptance={_ACCEPTANCE}',
+    *(_TINY_ENGINE if settings.tiny else _ENGINE),
+  ]
 
 
 def _target(settings: Settings) -> str:
@@ -139,7 +135,13 @@ def _measure_load(settings: Settings, load: float) -> list[Row]:
     policies = (*policies, 'goodput')
   with tempfile.TemporaryDirectory() as directory:
     prompts = pathlib.Path(directory) / 'prompts.jsonl'
-    prompts.write_text(_prompts())
+    output_files.write_lines(
+      prompts,
+      (
+        {'question_id': i, 'task': 'short', 'turns': [f'What is {i} and {i}?']}
+        for i in range(40)
+      ),
+    )
     results = pathlib.Path(directory) / 'results'
     _run(
       'serve_load',
@@ -169,14 +171,6 @@ def _run(name: str, *flags: str) -> None:
     lines = process.stderr.decode(errors='replace').split('\n')
     last = next((line for line in lines[::-1] if line.strip()), '')
     raise errors.UserError(f'{name}: {last.strip()}')
-
-
-def _prompts() -> str:
-  lines = (
-    {'question_id': i, 'task': 'short', 'turns': [f'What is {i} and {i}?']}
-    for i in range(40)
-  )
-  return '\n'.join(map(json.dumps, lines))
 
 
 def _load_row(line, plain, load) -> Row:

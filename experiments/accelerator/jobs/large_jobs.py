@@ -126,11 +126,18 @@ def _time(run: Callable[[], Any]) -> tuple[float, float | None]:
   seconds = (time.perf_counter() - start) / _NUM_STEPS
   if not kernel_timing.has_clock():
     return seconds, None
-  return seconds, sum(kernel_timing.busy_seconds(run_all)) / _NUM_STEPS
+  found = kernel_timing.device_seconds(kernel_timing.profile(run_all))
+  return seconds, sum(found) / _NUM_STEPS
 
 
 def _row(
-  setup, model, seconds, busy_seconds=None, *, num_tokens, context
+  setup,
+  model,
+  seconds,
+  busy_seconds=None,
+  *,
+  num_tokens,
+  context=_PROMPT_TOKENS,
 ) -> list[Row]:
   """Returns a row of a forward of `model`; plans read its figures."""
   embedding = 0
@@ -154,24 +161,13 @@ def _row(
 
 
 def _measure_plain(setup: _Setup) -> list[Row]:
-  return _row(
-    setup,
-    _target(setup),
-    *_plain_step(setup),
-    num_tokens=1,
-    context=_PROMPT_TOKENS,
-  )
+  return _row(setup, _target(setup), *_plain_step(setup), num_tokens=1)
 
 
 def _measure_verify(setup: _Setup) -> list[Row]:
   verify = step_times.enqueue_step(_tree_decoder(setup), _TREE.num_nodes)
-  return _row(
-    setup,
-    _target(setup),
-    *_time(verify),
-    num_tokens=_TREE.num_nodes,
-    context=_PROMPT_TOKENS,
-  )
+  num_tokens = _TREE.num_nodes
+  return _row(setup, _target(setup), *_time(verify), num_tokens=num_tokens)
 
 
 def _measure_draft(setup: _Setup) -> list[Row]:
@@ -185,11 +181,10 @@ def _measure_rounds(setup: _Setup) -> list[Row]:
   decode = benchmark_run.make_decode(_tree_decoder(setup))
   stats = decode(_request(setup)).stats
   seconds = 1 / stats.tokens_per_second
-  plain_seconds, _ = _plain_step(setup)
   return [
     Row(
       seconds=seconds,
-      reference_seconds=plain_seconds,
+      reference_seconds=_plain_step(setup)[0],
       figures={
         'tokens_per_second': 1 / seconds,
         'acceptance_length': stats.acceptance_length,

@@ -6,11 +6,13 @@ import statistics
 import jax
 
 import swiftspec_jax as ss
+from experiments.accelerator import rows as rows_lib
 from experiments.accelerator import shapes, weights
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
 from experiments.flags import run_flags
 from experiments.measuring import benchmark_run
+from swiftspec_jax.checkpoint import builtin
 from swiftspec_jax.cli import prompts
 from swiftspec_jax.requests import results
 
@@ -24,7 +26,10 @@ def jobs(settings: Settings) -> list[Job]:
   """Returns the jobs; on a CPU `auto` is the reference, and is left out."""
   name = weights.find(settings)
   if name is None:
-    return [weights.missing('SmolLM2-135M')]
+    place = builtin.cache_dir()
+    reason = f'{weights.SMOLLM2} is not in {place}; give --model=PATH'
+    row = Row(status=rows_lib.NO_WEIGHTS, reason=reason)
+    return [Job(name='SmolLM2-135M', run=lambda: [row])]
   is_cpu = jax.default_backend() == 'cpu'
   return [
     Job(

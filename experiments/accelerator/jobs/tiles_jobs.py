@@ -11,10 +11,8 @@ import jax
 from experiments.accelerator import shapes
 from experiments.accelerator.rows import Row
 from experiments.accelerator.sections import Job, Settings
-from experiments.aot.kernels import KERNELS
 from experiments.kernels import tune
 from experiments.kernels.kernel_cases import Case
-from kernels_pallas import dispatch
 
 _FILE = 'tiles.json'
 _SECONDS = 25.0  # in which another config is begun
@@ -23,7 +21,6 @@ _REPEATS = 3
 
 def jobs(settings: Settings) -> list[Job]:
   """Returns the jobs; on a CPU, which has no kernels, there is none."""
-  implementations = dispatch.implementations_of(jax.default_backend())
   return [
     Job(
       name=f'{case.kernel} {implementation}',
@@ -31,8 +28,7 @@ def jobs(settings: Settings) -> list[Job]:
       run=functools.partial(_tune, case, implementation, call, settings),
     )
     for case in shapes.chosen_cases(tiny=settings.tiny, long_first=True)
-    for implementation, call in KERNELS[case.kernel][1].items()
-    if implementation in implementations and case.spec.suits(implementation)
+    for implementation, call in case.kernels(jax.default_backend())
   ]
 
 
@@ -46,10 +42,7 @@ def _tune(case: Case, implementation, call, settings) -> list[Row]:
   figures = {'num_tried': len(tried), 'num_configs': len(configs)}
   if entry is None:
     return [Row(figures={**figures, 'config': 'default'})]
-  path = settings.directory / _FILE
-  known = tune.read_entries(path)
-  known[entry.key] = entry
-  tune.write_entries(path, known.values())
+  tune.add_entry(settings.directory / _FILE, entry)
   return [
     Row(
       seconds=entry.seconds,
