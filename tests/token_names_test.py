@@ -1,5 +1,7 @@
 """What tokens are called, and where they lie in a text."""
 
+import types
+
 import hypothesis
 import pytest
 import tokenizers
@@ -134,7 +136,11 @@ def test_a_part_of_a_character_in_a_chat():
     logprobs=(-0.5,),
     top_logprobs=(((token_id, -0.5), (other, -1.0)),),
   )
-  form = ChatFormat('m', BYTES, 1, schema.StreamOptions())
+  model = types.SimpleNamespace(tokenizer=BYTES)
+  service = types.SimpleNamespace(name='m', model=model)
+  messages = [{'role': 'user', 'content': 'a'}]
+  body = schema.ChatRequest.model_validate({'messages': messages})
+  form = ChatFormat(service, body, [])
   (found,) = form.news(0, update)
   (entry,) = found['choices'][0]['logprobs']['content']
   top = entry.pop('top_logprobs')

@@ -52,8 +52,6 @@ _ERRORS = {
 }
 _STREAM = {200: {'content': {'text/event-stream': {'schema': {}}}}}
 
-_UNCHANGED: Mapping[str, Any] = {}
-
 _router = fastapi.APIRouter()
 
 
@@ -110,7 +108,7 @@ async def completions(body: schema.CompletionRequest, http: fastapi.Request):
   requests = await _requests(
     service, body, prompts, add_special_tokens=body.add_special_tokens
   )
-  answer = CompletionFormat(*_of_format(service, body, requests))
+  answer = CompletionFormat(service, body, requests)
   if body.echo:
     answer.start_with(
       echo_lib.echo_of(
@@ -158,7 +156,7 @@ async def _chat(
       service.call_format, service.model.tokenizer, body
     ),
   )
-  answer = make_format(*_of_format(service, body, requests))
+  answer = make_format(service, body, requests)
   if body.offered_tools:
     make_reader = tool_calls.make_reader(
       service.call_format,
@@ -172,10 +170,10 @@ async def _chat(
 
 async def _requests(
   service: Service,
-  body: schema.CompletionRequest | schema.ChatRequest,
+  body: schema.Body,
   prompts: Sequence[prompt_lib.Prompt],
   *,
-  changes: Mapping[str, Any] = _UNCHANGED,
+  changes: Mapping[str, Any] | None = None,
   **encoding: Any,
 ) -> list[ss.Request]:
   """Returns the requests of a call: prompts times n.
@@ -189,7 +187,8 @@ async def _requests(
   """
   service.check_model(body.model)
   samplings = [
-    dataclasses.replace(sampling, **changes) for sampling in body.samplings()
+    dataclasses.replace(sampling, **changes or {})
+    for sampling in body.samplings()
   ]
   service.check_number(len(prompts) * len(samplings))
   if samplings[0].structured_outputs is not None:
@@ -204,24 +203,9 @@ async def _requests(
   ]
 
 
-def _of_format(
-  service: Service,
-  body: schema.CompletionRequest | schema.ChatRequest,
-  requests: Sequence[ss.Request],
-) -> tuple[Any, ...]:
-  """Returns the arguments of a format."""
-  return (
-    service.name,
-    service.model.tokenizer,
-    body.n,
-    body.stream_options,
-    sum(len(request.token_ids) for request in requests[:: body.n]),
-  )
-
-
 async def _decode(
   http: fastapi.Request,
-  body: schema.CompletionRequest | schema.ChatRequest,
+  body: schema.Body,
   requests: Sequence[ss.Request],
   answer: answers.Format,
 ) -> Any:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.server import answer_types, answers, tool_calls
 
 
@@ -13,6 +12,7 @@ class ChatFormat(answers.Format):
   _prefix, _whole = 'chatcmpl-', 'chat.completion'
   _part = 'chat.completion.chunk'
   _empty: ClassVar = {'delta': {'content': ''}}
+  _opening: ClassVar = {'delta': {'role': 'assistant', 'content': ''}}
 
   def __init__(self, *args: Any):
     super().__init__(*args)
@@ -32,13 +32,6 @@ class ChatFormat(answers.Format):
     """
     self._make_reader = make_reader
     self._only_first_call = only_first
-
-  def opening(self, num_choices):
-    message = {'delta': {'role': 'assistant', 'content': ''}}
-    return [
-      self._event(self._choice(i, message, Update(), None))
-      for i in range(num_choices)
-    ]
 
   def _message(self, index, text):
     parts = self._read(index, text, is_last=True)

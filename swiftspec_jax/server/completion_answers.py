@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.server import answer_types, answers
 from swiftspec_jax.server.echo import Echo
 from swiftspec_jax.tree import types
@@ -24,17 +23,10 @@ class CompletionFormat(answers.Format):
   def start_with(self, echoes: Iterable[Echo]) -> None:
     """Has texts begin with these prompts."""
     self._echoes = list(echoes)
+    self._opening = self._empty
 
   def rate(self, ratings):
     self._ratings = ratings
-
-  def opening(self, num_choices):
-    if not self._echoes:
-      return []
-    return [
-      self._event(self._choice(i, self._empty, Update(), None))
-      for i in range(num_choices)
-    ]
 
   def _message(self, index, text):
     return {'text': text}

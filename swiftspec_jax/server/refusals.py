@@ -18,22 +18,20 @@ def answer(
   status: int,
   message: str,
   *,
-  param: str | None = None,
-  code: str | None = None,
   headers: Mapping[str, str] | None = None,
+  **fields: str | None,
 ) -> Response:
   """Returns the answer to a request that is not served.
 
   Args:
     status: HTTP status.
     message: reason, for people.
-    param: the field that was wrong.
-    code: reason, for programs.
-    headers: besides the usual ones.
+    headers: headers besides the usual ones.
+    **fields: `param` and `code` of `body`.
   """
   return Response(
     # Not JSONResponse: what is quoted need not be valid Unicode.
-    json.dumps(body(status, message, param=param, code=code)),
+    json.dumps(body(status, message, **fields)),
     status,
     headers,
     'application/json',
@@ -47,7 +45,14 @@ def body(
   param: str | None = None,
   code: str | None = None,
 ) -> dict[str, Any]:
-  """Returns what the answer says; the arguments are those of `answer`."""
+  """Returns what the answer says.
+
+  Args:
+    status: HTTP status.
+    message: reason, for people.
+    param: field that was wrong.
+    code: reason, for programs.
+  """
   default = 'invalid_request_error' if status < 500 else 'server_error'
   return {
     'error': {
