@@ -188,13 +188,13 @@ class Goodput(policies.Policy):
     limits = view.fitting(view.limits)
     gains = self._gains(view, limits)
     coverage = self._estimator.coverage(view)
-    lengths = view.buckets.length_array
+    lengths = np.array(view.buckets.lengths)
     scores = search.score(
       view,
       gains,
       self._costs,
       lengths=lengths,
-      draft_steps=view.buckets.draft_step_array,
+      draft_steps=np.array(view.buckets.draft_steps),
       coverage=coverage,
     )
     due = None

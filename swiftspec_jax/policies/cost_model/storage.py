@@ -46,8 +46,10 @@ def load(path: pathlib.Path, expected: CostKey | None = None) -> MeasuredCosts:
     UserError: the file is none of costs, or its costs are those of another
       model, device or set of compiled sizes.
   """
-  values = _read(path)
-  if values.get('format') != _FORMAT:
+  unreadable = f'cannot read costs from {path}: '
+  with errors.explained(unreadable, json.JSONDecodeError):
+    values = json.loads(input_files.read_text(path, 'costs'))
+  if not isinstance(values, dict) or values.get('format') != _FORMAT:
     raise errors.UserError(
       f'{path} holds no costs of format {_FORMAT}; measure again'
     )
@@ -90,11 +92,3 @@ def _check(
         f'{path} was measured with {name}={found[name]!r}, here it is '
         f'{expected[name]!r}; measure again'
       )
-
-
-def _read(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    values = json.loads(input_files.read_text(path, 'costs'))
-  except json.JSONDecodeError as error:
-    raise errors.UserError(f'cannot read costs from {path}: {error}') from error
-  return values if isinstance(values, dict) else {}
