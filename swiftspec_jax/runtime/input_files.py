@@ -31,10 +31,8 @@ def read_lines(
   for number, line in enumerate(lines, start=1):
     if line.strip():
       place = f'{path}, line {number}'
-      try:
+      with errors.explained(f'{place}: not valid JSON: ', ValueError):
         values = json.loads(line)
-      except ValueError as error:
-        raise errors.UserError(f'{place}: not valid JSON: {error}') from error
       if not isinstance(values, dict):
         raise errors.UserError(
           f'{place}: must be a JSON object, got {line[:60]}'

@@ -23,10 +23,7 @@ def save(path: pathlib.Path, costs: MeasuredCosts) -> None:
     'format': _FORMAT,
     'key': dataclasses.asdict(costs.key),
     'parts': {
-      part: {
-        field.name: getattr(table, field.name).tolist()
-        for field in dataclasses.fields(table)
-      }
+      part: {name: array.tolist() for name, array in vars(table).items()}
       for part, table in costs.parts.items()
     },
   }
