@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,6 +23,7 @@ from swiftspec_jax.models import families
 from swiftspec_jax.models.families import gemma4
 from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.runtime import input_files
 
 _INDEX = 'model.safetensors.index.json'
 _SINGLE = 'model.safetensors'
@@ -113,17 +113,9 @@ def read_json(path: pathlib.Path) -> dict:
   Raises:
     UserError: the file is missing or holds something else.
   """
-  try:
-    values = json.loads(path.read_text())
-  except FileNotFoundError as error:
-    raise errors.UserError(
-      f'{path} is missing; a model directory needs it'
-    ) from error
-  except ValueError as error:
-    raise errors.UserError(f'{path} is not valid JSON: {error}') from error
-  if not isinstance(values, dict):
-    raise errors.UserError(f'{path} must be a JSON object, got {values!r}')
-  return values
+  if not path.exists():
+    raise errors.UserError(f'{path} is missing; a model directory needs it')
+  return input_files.read_json(path)
 
 
 def read_params(

@@ -23,6 +23,7 @@ from swiftspec_jax.cli import output_files, program
 from swiftspec_jax.cli.flags import shared_flags
 from swiftspec_jax.distillation import shards
 from swiftspec_jax.drafters.texts import token_store
+from swiftspec_jax.runtime import input_files
 
 _OUTPUT_DIR = flags.DEFINE_string(
   'output_dir', None, 'New or empty directory for the store.', required=True
@@ -74,10 +75,7 @@ def _of_files(
   paths: Sequence[pathlib.Path], target: ss.Model
 ) -> Iterator[list[int]]:
   for path in paths:
-    try:
-      text = path.read_text(encoding='utf-8')
-    except (OSError, UnicodeDecodeError) as error:
-      raise errors.UserError(f'cannot read {path}: {error}') from error
+    text = input_files.read_text(path)
     yield target.tokenizer.encode(text, add_special_tokens=False)
 
 

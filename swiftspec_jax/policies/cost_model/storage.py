@@ -43,10 +43,8 @@ def load(path: pathlib.Path, expected: CostKey | None = None) -> MeasuredCosts:
     UserError: the file is none of costs, or its costs are those of another
       model, device or set of compiled sizes.
   """
-  unreadable = f'cannot read costs from {path}: '
-  with errors.explained(unreadable, json.JSONDecodeError):
-    values = json.loads(input_files.read_text(path, 'costs'))
-  if not isinstance(values, dict) or values.get('format') != _FORMAT:
+  values = input_files.read_json(path, 'costs')
+  if values.get('format') != _FORMAT:
     raise errors.UserError(
       f'{path} holds no costs of format {_FORMAT}; measure again'
     )
