@@ -356,7 +356,9 @@ def test_random_traffic():
 
 
 def test_pages():
-  table = PageTable(num_slots=2, num_pages=4, page_size=4, max_context=16)
+  buckets = StepBuckets(rows=(2,), query_tokens=(2,))
+  sizes = {'num_pages': 4, 'page_size': 4, 'max_context': 16}
+  table = PageTable(SchedulerConfig(buckets=buckets, **sizes))
   table.own(np.array([0]), np.array([8]))
   assert table.pages[0].tolist() == [0, 1, NO_PAGE, NO_PAGE]
   table.own(np.array([1]), np.array([5]))

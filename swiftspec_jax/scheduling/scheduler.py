@@ -70,9 +70,7 @@ class Scheduler:
     self._running: list[int] = []  # slots, the oldest row first
     self._num_steps = 0
     size = config.buckets.max_rows
-    self.table = PageTable(
-      size, config.num_pages, config.page_size, config.max_context
-    )
+    self.table = PageTable(config)
     self.slot_generations = np.zeros(size, np.int64)
     self._free_slots = list(range(size - 1, -1, -1))
     self._rows = np.zeros(size, _ROW)

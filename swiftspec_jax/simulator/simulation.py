@@ -71,9 +71,7 @@ def simulate(
   """
   scheduler = Scheduler(config)
   draft_prefill = DraftPrefill(config.buckets) if drafts_by_model else None
-  recorder = load_metrics.LoadRecorder(
-    arrivals.times, config.buckets.max_length, arrivals.slo_tpots
-  )
+  recorder = load_metrics.LoadRecorder(arrivals, config.buckets.max_length)
   slo_tpots = arrivals.slo_tpots
   if slo_tpots is None:
     slo_tpots = np.full(len(arrivals), np.inf)
