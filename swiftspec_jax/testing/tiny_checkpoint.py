@@ -38,13 +38,6 @@ _LLAMA3_ROPE = {
   # Of the four frequencies one is kept, one blended, two stretched.
   'original_max_position_embeddings': 128,
 }
-_GEMMA = {
-  'num_hidden_layers': 3,
-  'sliding_window': 16,
-  'head_dim': 16,
-  'tie_word_embeddings': True,
-  'hidden_activation': 'gelu_pytorch_tanh',
-}
 # By family; its model type has the same name if it is not here.
 _CHANGES = {
   'llama': {},
@@ -98,23 +91,29 @@ _CHANGES = {
     'rope_scaling': _LLAMA3_ROPE,
   },
   'gemma3_text': {
-    **_GEMMA,
+    'num_hidden_layers': 3,
     'layer_types': [
       'sliding_attention',
       'full_attention',
       'sliding_attention',
     ],
+    'sliding_window': 16,
+    'head_dim': 16,
     'query_pre_attn_scalar': 12,
     'rope_theta': 1_000_000.0,
     'rope_local_base_freq': 10_000.0,
+    'tie_word_embeddings': True,
+    'hidden_activation': 'gelu_pytorch_tanh',
   },
   'gemma4_text': {
-    **_GEMMA,
+    'num_hidden_layers': 3,
     'layer_types': [
       'sliding_attention',
       'full_attention',
       'full_attention',
     ],
+    'sliding_window': 16,
+    'head_dim': 16,
     'global_head_dim': 24,
     'num_global_key_value_heads': 1,
     'attention_k_eq_v': True,
@@ -129,6 +128,8 @@ _CHANGES = {
     'hidden_size_per_layer_input': 0,
     # So low that it binds.
     'final_logit_softcapping': 3.0,
+    'tie_word_embeddings': True,
+    'hidden_activation': 'gelu_pytorch_tanh',
   },
 }
 
