@@ -375,8 +375,8 @@ def index_of(*files):
   ('files', 'what', 'message'),
   [
     ('config.json', None, r'config\.json is missing'),
-    ('config.json', 30, r'config\.json is not valid JSON'),
-    ('config.json', '[1]', r'config\.json must be a JSON object, got \[1\]'),
+    ('config.json', 30, r'config\.json: not valid JSON'),
+    ('config.json', '[1]', r'config\.json: must be a JSON object, got \[1\]'),
     ('model.safetensors', None, r'model\.safetensors is missing'),
     (
       'model.safetensors',

@@ -166,9 +166,9 @@ def results_of(engine, requests):
 def assert_empty(engine, num_pages=NUM_PAGES):
   """No page, slot or request is left."""
   scheduler = engine.scheduler
-  assert scheduler.num_free_pages == num_pages
+  assert scheduler.table.num_free == num_pages
   assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
-  assert (scheduler.page_table < 0).all()
+  assert (scheduler.table.pages < 0).all()
   assert engine.num_requests == 0
 
 

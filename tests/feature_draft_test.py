@@ -52,7 +52,7 @@ def test_padded_splits():
   )
   # Two devices share the features that they keep, and send whole ones.
   engine = tree_decoder.engine
-  texts = engine._target.texts(engine.scheduler.page_table)
+  texts = engine._target.texts(engine.scheduler.table.pages)
   num_read = engine.drafter.rows._num_read
   width = len(FEATURE_LAYERS) * CONFIG.embed_dim
   shape = texts.features.sharding.shard_shape(texts.features.shape)

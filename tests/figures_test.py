@@ -11,6 +11,7 @@ from experiments.load import load_replay
 from experiments.output import benchmark_output
 from swiftspec_jax.engine.steps import StepRecord
 from swiftspec_jax.requests import results
+from swiftspec_jax.simulator.arrivals import Arrivals
 from swiftspec_jax.simulator.load_metrics import LatencyTarget, LoadRecorder
 
 PAGE = pathlib.Path(__file__).parents[1] / 'docs' / 'how_to' / 'modes.md'
@@ -60,7 +61,9 @@ def test_a_server_has_those_that_name_a_metric():
 
 
 def test_a_load_has_those_that_name_a_column():
-  recorder = LoadRecorder(np.zeros(1), 3)
+  ones = np.ones(1, np.int64)
+  arrivals = Arrivals(times=ones, prompt_tokens=ones, output_tokens=ones)
+  recorder = LoadRecorder(arrivals, 3)
   columns = recorder.summarize(LatencyTarget(ttft=1.0, tpot=1.0))
   columns |= load_replay.of_steps([RECORD])
   assert columns.keys() >= COLUMNS

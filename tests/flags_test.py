@@ -319,9 +319,9 @@ def test_wrong_settings_of_a_config(tmp_path, changes, flags, message):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    (None, 'cannot read --config=.*: No such file'),
-    ('{"flags": ', 'cannot read --config=.*: Expecting value'),
-    ('[]', 'no configuration: not a JSON object'),
+    (None, 'cannot read --config from .*: No such file'),
+    ('{"flags": ', 'not valid JSON: Expecting value'),
+    ('[]', r'must be a JSON object, got \[\]'),
     ('{}', "no configuration: 'flags' is missing"),
     ('{"flags": {}, "x": 1}', "unknown key 'x'; there are flags"),
   ],

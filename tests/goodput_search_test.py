@@ -6,6 +6,7 @@ golden values follow from the published H100 coefficients.
 
 import dataclasses
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -393,7 +394,8 @@ def test_drafts_take_room_from_prompts_where_goodput_says_so(
   assert goodput.argmax() == best
   found = plan(costs, acceptance, view)
   assert found.lengths.tolist() == [best] * 4
-  fitted = policies.fit(view, found)[1]
+  planned = types.SimpleNamespace(plan_draft=lambda _: found)
+  _, fitted = policies.ask(planned, view)
   assert fitted.lengths.tolist() == [best] * 4
   # The step is full, whatever is in it.
   assert found.expected_seconds == pytest.approx(0.01 + 0.001 * 24)

@@ -128,7 +128,7 @@ def test_caches_are_those_of_a_fresh_prefill(split, run_ahead):
       assert int(drafter.rows._num_read[slot]) - known in (1, 2)
       text = texts.token_ids[slot, : texts.lengths[slot] - 1].tolist()
       assert_fresh([x[slot, :, :known] for x in arrays_of(cache)], draft, text)
-      table = scheduler.page_table[slot, : -(-len(text) // 8)]
+      table = scheduler.table.pages[slot, : -(-len(text) // 8)]
       rows = [x[table].reshape(-1, *shape) for x in arrays_of(pages)]
       rows = [x[: len(text)].swapaxes(0, 1) for x in rows]
       assert_fresh(rows, target, text)

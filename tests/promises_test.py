@@ -12,6 +12,7 @@ from swiftspec_jax.policies.fixed_length import FixedLength
 from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
 from swiftspec_jax.simulator import ChainAcceptance, simulate
 from swiftspec_jax.simulator import arrivals as arrivals_lib
+from swiftspec_jax.simulator.arrivals import Arrivals
 from swiftspec_jax.simulator.load_metrics import LatencyTarget, LoadRecorder
 
 
@@ -56,7 +57,13 @@ def test_views_know_promises_and_times():
 
 def test_promises_are_counted():
   """Tokens at 1, 2, 3 s and so on; two of three keep theirs."""
-  recorder = LoadRecorder(np.zeros(3), 1, np.array([1.5, 0.5, 1.5]))
+  arrivals = Arrivals(
+    times=np.zeros(3),
+    prompt_tokens=np.ones(3, np.int64),
+    output_tokens=np.full(3, 9),
+    slo_tpots=np.array([1.5, 0.5, 1.5]),
+  )
+  recorder = LoadRecorder(arrivals, 1)
   recorder.first[:], recorder.last[:] = 1.0, (4.0, 4.0, 9.0)
   recorder.num_output[:] = 4, 4, 9
   recorder.note_finished(np.arange(3))

@@ -39,7 +39,7 @@ def run(scheduler, length=0, accepted=0):
 
 
 def used_pages(scheduler):
-  return len(set(scheduler.page_table[scheduler.page_table >= 0].tolist()))
+  return len(set(scheduler.table.pages[scheduler.table.pages >= 0].tolist()))
 
 
 def test_a_request_from_prompt_to_end():
@@ -65,7 +65,7 @@ def test_a_request_from_prompt_to_end():
   assert view.limits.tolist() == [0]
   plan = scheduler.plan_step(view, np.array([4]))
   assert scheduler.commit(plan, np.array([0])).tolist() == [7]
-  assert scheduler.num_free_pages == 64
+  assert scheduler.table.num_free == 64
   assert scheduler.begin_step() is None
 
 
@@ -178,7 +178,7 @@ def test_preemption_and_resumption():
         emitted[request_id] += 1 + min(plan.lengths[i], 1)
       if i >= plan.num_decoding:
         filled[request_id] += plan.num_query_tokens[i]
-    assert used_pages(scheduler) + scheduler.num_free_pages == 6
+    assert used_pages(scheduler) + scheduler.table.num_free == 6
   assert scheduler.num_preemptions == 1
   assert ended == [0, 1]
   assert emitted == {0: 16, 1: 12}
@@ -208,8 +208,8 @@ def test_cancel(when):
     scheduler.cancel(0)
   scheduler.cancel(0)
   assert run(scheduler) == [1]
-  assert scheduler.num_free_pages == 64
-  assert (scheduler.page_table == -1).all()
+  assert scheduler.table.num_free == 64
+  assert (scheduler.table.pages == -1).all()
 
 
 def test_an_output_that_ends_early():
@@ -266,7 +266,7 @@ def test_requests_that_begin_alike_share_full_pages():
   plan, _ = step(scheduler)
   assert plan.starts.tolist() == [15, 12]
   assert run(scheduler) == [0]
-  assert scheduler.num_free_pages == 8
+  assert scheduler.table.num_free == 8
 
 
 def test_a_text_of_full_pages_feeds_its_last_one_again():
@@ -284,7 +284,7 @@ def test_an_output_is_shared_as_far_as_it_is_in_the_cache():
   for _ in range(3):
     plan, _ = step(scheduler)
   slot = int(plan.slots[0])
-  scheduler.add_page_keys(slot, keys_of(text[4:], 4, keys_of(text, 4)[0]))
+  scheduler.table.add_keys(slot, keys_of(text[4:], 4, keys_of(text, 4)[0]))
   step(scheduler)
   scheduler.submit(1, 13, 1, page_keys=keys_of([*text, 1, 2, 3, 4], 4))
   plan, _ = step(scheduler)
@@ -346,17 +346,19 @@ def test_random_traffic():
     for i in np.flatnonzero(plan.is_sampled):
       emitted[int(plan.request_ids[i])] += 1 + int(accepted[i])
     ended += scheduler.commit(plan, accepted).tolist()
-    assert used_pages(scheduler) + scheduler.num_free_pages == 24
+    assert used_pages(scheduler) + scheduler.table.num_free == 24
   assert scheduler.num_preemptions > 5
   assert scheduler.num_shared_tokens > 200
   assert len(set(ended)) == len(ended)
   assert set(ended) | cancelled == set(range(200))
   assert all(emitted[i] == wanted[i] for i in ended)
-  assert scheduler.num_free_pages == 24
+  assert scheduler.table.num_free == 24
 
 
 def test_pages():
-  table = PageTable(num_slots=2, num_pages=4, page_size=4, max_context=16)
+  buckets = StepBuckets(rows=(2,), query_tokens=(2,))
+  sizes = {'num_pages': 4, 'page_size': 4, 'max_context': 16}
+  table = PageTable(SchedulerConfig(buckets=buckets, **sizes))
   table.own(np.array([0]), np.array([8]))
   assert table.pages[0].tolist() == [0, 1, NO_PAGE, NO_PAGE]
   table.own(np.array([1]), np.array([5]))

@@ -186,7 +186,7 @@ def test_outputs_are_those_of_plain_decoding(draft, run_ahead):
     results = serve(engine, requests, seed=2)
   assert compilations.count == 0
   check(requests, results)
-  assert engine.scheduler.num_free_pages == NUM_SLOTS
+  assert engine.scheduler.table.num_free == NUM_SLOTS
   assert sum(result.stats.num_accepted for result in results) > 0
 
 

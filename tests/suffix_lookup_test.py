@@ -33,7 +33,7 @@ def draft(drafter, token_ids, length=4, request_id=0):
   texts = SlotTexts(
     token_ids=np.zeros((4, 64), np.int32),
     slot_generations=scheduler.slot_generations,
-    page_table=scheduler.page_table,
+    page_table=scheduler.table.pages,
   )
   texts.token_ids[view.slots[0], : len(token_ids)] = token_ids
   result = drafter.draft(view, np.array([length]), texts)

@@ -1,5 +1,7 @@
 """What tokens are called, and where they lie in a text."""
 
+import types
+
 import hypothesis
 import pytest
 import tokenizers
@@ -81,7 +83,7 @@ def test_pieces_of_other_kinds_of_vocabularies():
 def test_offsets_of_a_prompt(tokenizer, text):
   hypothesis.assume(not text.startswith(' '))  # SentencePiece would add none
   ids = tokenizer_lib.encode_prompt(tokenizer, text, use_chat_template=False)
-  found = echo.echo_of(tokenizer, text, ids, 0)
+  found = echo.echo_of(tokenizer, text, ids)
   assert found.text == text
   # A token lies where the text of those before it ends.
   names, sizes = token_names.of(tokenizer), []
@@ -93,7 +95,7 @@ def test_offsets_of_a_prompt(tokenizer, text):
     if names[token_id].text != '<s>':
       encoded += names[token_id].encoded
   assert list(found.offsets) == sizes
-  of_ids = echo.echo_of(tokenizer, ids, ids, 0)
+  of_ids = echo.echo_of(tokenizer, ids, ids)
   assert of_ids.text == text
   assert list(of_ids.offsets) == sizes
 
@@ -101,12 +103,12 @@ def test_offsets_of_a_prompt(tokenizer, text):
 def test_special_tokens_of_a_prompt_lie_in_it_if_they_were_written():
   text = '<bos>a<eos>b'
   ids = BYTES.encode(text)
-  assert echo.echo_of(BYTES, text, ids, 0).offsets == [0, 5, 6, 11]
+  assert echo.echo_of(BYTES, text, ids).offsets == [0, 5, 6, 11]
   # Those that the text lacks have no width.
   ids = [256, *BYTES.encode('ab')]
-  assert echo.echo_of(BYTES, 'ab', ids, 0).offsets == [0, 0, 1]
-  assert echo.echo_of(BYTES, ids, ids, 0).text == 'ab'
-  shown = echo.echo_of(BYTES, ids, ids, 0, skip_special_tokens=False)
+  assert echo.echo_of(BYTES, 'ab', ids).offsets == [0, 0, 1]
+  assert echo.echo_of(BYTES, ids, ids).text == 'ab'
+  shown = echo.echo_of(BYTES, ids, ids, skip_special_tokens=False)
   assert (shown.text, list(shown.offsets)) == ('<bos>ab', [0, 5, 6])
 
 
@@ -134,7 +136,11 @@ def test_a_part_of_a_character_in_a_chat():
     logprobs=(-0.5,),
     top_logprobs=(((token_id, -0.5), (other, -1.0)),),
   )
-  form = ChatFormat('m', BYTES, 1, schema.StreamOptions())
+  model = types.SimpleNamespace(tokenizer=BYTES)
+  service = types.SimpleNamespace(name='m', model=model)
+  messages = [{'role': 'user', 'content': 'a'}]
+  body = schema.ChatRequest.model_validate({'messages': messages})
+  form = ChatFormat(service, body, [])
   (found,) = form.news(0, update)
   (entry,) = found['choices'][0]['logprobs']['content']
   top = entry.pop('top_logprobs')

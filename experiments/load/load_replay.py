@@ -98,11 +98,7 @@ def replay(
   on_step: Callable[[StepRecord], None],
 ) -> LoadRecorder:
   """Serves requests as they arrive; returns what happened to them."""
-  recorder = LoadRecorder(
-    arrivals.times,
-    engine.scheduler.config.buckets.max_length,
-    arrivals.slo_tpots,
-  )
+  recorder = LoadRecorder(arrivals, engine.scheduler.config.buckets.max_length)
   first_id, num_submitted = None, 0
   while not recorder.is_finished.all():
     now = clock.now()

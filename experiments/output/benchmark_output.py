@@ -10,6 +10,7 @@ from swiftspec_jax import errors
 from swiftspec_jax.cli import output_files
 from swiftspec_jax.cli.prompts import Prompt
 from swiftspec_jax.requests import results
+from swiftspec_jax.runtime import input_files
 
 _RESULTS = 'results.jsonl'
 _SETTINGS = 'settings.json'
@@ -118,9 +119,7 @@ def append(directory: pathlib.Path, record: Record) -> None:
 
 
 def _check_settings(path: pathlib.Path, settings: Mapping[str, Any]) -> None:
-  failed = f'--resume: {path} cannot be read: '
-  with errors.explained(failed, (OSError, json.JSONDecodeError)):
-    old = json.loads(path.read_text())
+  old = input_files.read_json(path, 'what to resume')
   new = json.loads(json.dumps(settings))
   for name in sorted(old.keys() | new.keys()):
     if old.get(name) != new.get(name):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,6 +23,7 @@ from swiftspec_jax.models import families
 from swiftspec_jax.models.families import gemma4
 from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 from swiftspec_jax.models.params import Params
+from swiftspec_jax.runtime import input_files
 
 _INDEX = 'model.safetensors.index.json'
 _SINGLE = 'model.safetensors'
@@ -115,11 +115,7 @@ def read_json(path: pathlib.Path) -> dict:
   """
   if not path.exists():
     raise errors.UserError(f'{path} is missing; a model directory needs it')
-  with errors.explained(f'{path} is not valid JSON: ', ValueError):
-    values = json.loads(path.read_text())
-  if not isinstance(values, dict):
-    raise errors.UserError(f'{path} must be a JSON object, got {values!r}')
-  return values
+  return input_files.read_json(path)
 
 
 def read_params(

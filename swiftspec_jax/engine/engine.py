@@ -133,7 +133,9 @@ class Engine(Frontend):
     # Of how much to draft; may be replaced between steps.
     self.policy = policy or FixedLength()
     self._unread: collections.deque[Unread] = collections.deque()
-    self._texts = SlotTexts.empty(config.max_context, self.scheduler.page_table)
+    self._texts = SlotTexts.empty(
+      config.max_context, self.scheduler.table.pages
+    )
     self._grammars = GrammarSteps(self._target, self._jobs)
     self._reader = StepReader(
       self.scheduler,
@@ -149,7 +151,7 @@ class Engine(Frontend):
   @property
   def cache_usage(self) -> float:
     """Share of the KV cache that is in use, 0 to 1."""
-    return 1 - self.scheduler.num_free_pages / self.scheduler.config.num_pages
+    return 1 - self.scheduler.table.num_free / self.scheduler.config.num_pages
 
   def step(self) -> StepRecord | None:
     """Reads a step, after those that are enqueued for the rows at hand.
@@ -393,4 +395,4 @@ class Engine(Frontend):
   def _forget_pages(self) -> None:
     """Readies the pages for invented steps, after the real ones."""
     jax.block_until_ready([unread.output for unread in self._unread])
-    self.scheduler.forget_pages()
+    self.scheduler.table.forget()

@@ -226,7 +226,7 @@ class StepReader:
         by_model=self._is_by_model(unread),
       )
       self._texts.token_ids[slot, known : known + len(new)] = new
-      self._scheduler.add_page_keys(slot, job.new_page_keys())
+      self._scheduler.table.add_keys(slot, job.new_page_keys())
       # A stop inside of accepted tokens cuts them.
       num_accepted[i] = len(new) - 1
       is_ended[i] = job.is_finished

@@ -288,15 +288,8 @@ def ask(
   """
   plan = policy.plan_draft(view)
   lengths = np.maximum(plan.lengths, least)
-  return fit(view, dataclasses.replace(plan, lengths=lengths))
-
-
-def fit(view: StepView, plan: DraftPlan) -> tuple[StepView, DraftPlan]:
-  """Returns a plan as it fits, and the view that this is planned in."""
-  if not plan.lengths.any():
-    return view, plan
-  if plan.is_first:
-    view = view.with_drafts_first()
-  # What cannot be verified is not drafted.
-  lengths = view.shortened(plan.lengths)
+  if lengths.any():
+    if plan.is_first:
+      view = view.with_drafts_first()
+    lengths = view.shortened(lengths)  # what cannot be verified is not drafted
   return view, dataclasses.replace(plan, lengths=lengths)

@@ -1,8 +1,5 @@
 """Choices of process 0, for an engine that several processes run together."""
 
-import dataclasses
-from typing import Any
-
 import numpy as np
 
 from swiftspec_jax import policies
@@ -22,7 +19,10 @@ class FromProcessZero(policies.Policy):
 
   def plan_draft(self, view: policies.StepView) -> policies.DraftPlan:
     values = hosts.from_process_zero(
-      lambda: _to_json(self._policy.plan_draft(view))
+      lambda: {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in vars(self._policy.plan_draft(view)).items()
+      }
     )
     arrays = {'lengths': np.array(values['lengths'], np.int64)}
     if values['is_probe'] is not None:
@@ -38,11 +38,3 @@ class FromProcessZero(policies.Policy):
   def observe(self, outcome: policies.Outcome) -> None:
     if sharding.is_first_process():
       self._policy.observe(outcome)
-
-
-def _to_json(plan: policies.DraftPlan) -> dict[str, Any]:
-  return {
-    field.name: value.tolist() if isinstance(value, np.ndarray) else value
-    for field in dataclasses.fields(plan)
-    for value in [getattr(plan, field.name)]
-  }

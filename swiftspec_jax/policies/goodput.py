@@ -6,6 +6,7 @@ Legend: B rows, K longest draft.
 """
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 
@@ -68,9 +69,7 @@ class Goodput(policies.Policy):
     self._last_verified = np.zeros(0, np.int64)  # step, by slot
     self._has_free_drafts: bool | None = None  # not known yet
     # Outcomes that nothing has been learned from yet.
-    self._news: list[
-      tuple[Callable[[policies.Outcome], None], policies.Outcome]
-    ] = []
+    self._news: list[Callable[[], None]] = []
     # Of all steps; lost by experiments, and by the last probe.
     self._seconds = self._lost_seconds = self._probe_loss = 0.0
     # Lost while a draft model read what it had missed, and the tokens of that.
@@ -111,7 +110,7 @@ class Goodput(policies.Policy):
     self, learn: Callable[[policies.Outcome], None], outcome: policies.Outcome
   ) -> None:
     """Keeps an outcome for the next plan: in one go it takes less time."""
-    self._news.append((learn, outcome))
+    self._news.append(functools.partial(learn, outcome))
     if self._estimator.is_told and outcome.looked_up is not None:
       self._held = None, b'', 0  # it is known again what is best
     if len(self._news) >= _PLAN_EVERY:
@@ -119,8 +118,8 @@ class Goodput(policies.Policy):
 
   def _catch_up(self) -> None:
     news, self._news = self._news, []
-    for learn, outcome in news:
-      learn(outcome)
+    for learn in news:
+      learn()
 
   def _learn(self, outcome: policies.Outcome) -> None:
     self._estimator.observe(outcome)
@@ -188,13 +187,13 @@ class Goodput(policies.Policy):
     limits = view.fitting(view.limits)
     gains = self._gains(view, limits)
     coverage = self._estimator.coverage(view)
-    lengths = view.buckets.length_array
+    lengths = np.array(view.buckets.lengths)
     scores = search.score(
       view,
       gains,
       self._costs,
       lengths=lengths,
-      draft_steps=view.buckets.draft_step_array,
+      draft_steps=np.array(view.buckets.draft_steps),
       coverage=coverage,
     )
     due = None

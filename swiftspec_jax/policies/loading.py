@@ -1,17 +1,21 @@
 """Policies by name: the own ones, and classes that users write."""
 
 import importlib
-from typing import Any
 
 from swiftspec_jax import errors, policies
 from swiftspec_jax.policies import cost_model
 
 
-def load_class(name: str) -> type[Any]:
-  """Returns the class that 'module:Class' names.
+def load(name: str, costs: cost_model.CostModel) -> policies.Policy:
+  """Returns a new policy of the class that 'module:Class' names.
+
+  Args:
+    name: module and class, as 'module:Class'.
+    costs: model of the seconds of a step, the only argument of the class.
 
   Raises:
-    UserError: there is no such module or class, or it is no policy.
+    UserError: there is no such module or class, it is no policy, or it does not
+      take costs.
   """
   module_name, separator, class_name = name.partition(':')
   if not (module_name and separator and class_name):
@@ -33,23 +37,7 @@ def load_class(name: str) -> type[Any]:
       f'{name} is no policy: it must be a subclass of policies.Policy; see '
       'docs/how_to/add_a_policy.md'
     )
-  return found
-
-
-def load(name: str, costs: cost_model.CostModel) -> policies.Policy:
-  """Returns a new policy of the class that 'module:Class' names.
-
-  Args:
-    name: module and class, as 'module:Class'.
-    costs: model of the seconds of a step, the only argument of the class.
-
-  Raises:
-    UserError: the class cannot be loaded, or does not take costs.
-  """
-  policy_class = load_class(name)
-  try:
-    return policy_class(costs)
-  except TypeError as error:
-    raise errors.UserError(
-      f'{name} cannot be made from a cost model: {error}'
-    ) from error
+  with errors.explained(
+    f'{name} cannot be made from a cost model: ', TypeError
+  ):
+    return found(costs)

@@ -81,29 +81,22 @@ def _compiled(
   wanted: StructuredOutputs, vocabulary: 'llguidance.LLTokenizer'
 ) -> 'llguidance.LLMatcher':
   kind, text = wanted.kind, getattr(wanted, wanted.kind)
-  if kind not in ('json', 'json_object'):
-    text = json.dumps(text) if kind == 'choice' else text
-    try:
+  with errors.explained(f'structured_outputs.{kind}: ', ValueError):
+    if kind not in ('json', 'json_object'):
+      text = json.dumps(text) if kind == 'choice' else text
       return _match(_library().grammar_from(kind, text), vocabulary)
-    except ValueError as error:
-      raise _refusal(kind, error) from error
-  try:
     schema = json.loads(text) if kind == 'json' else {'type': 'object'}
     if not isinstance(schema, Mapping):
       raise ValueError(f'a schema is an object, got {text}')
-  except ValueError as error:
-    raise _refusal(kind, error) from error
   try:
     return _match_schema(schema, vocabulary)
   except ValueError as error:
     definitions = {x: schema[x] for x in _DEFINITIONS if x in schema}
     end = time.monotonic() + _SECONDS_OF_SEARCH
     place = _place(schema, str(error), definitions, vocabulary, end)
-    raise _refusal(f'{kind}, at {place or "its top"}', error) from error
-
-
-def _refusal(place: str, error: Exception) -> errors.UserError:
-  return errors.UserError(f'structured_outputs.{place}: {error}')
+    raise errors.UserError(
+      f'structured_outputs.{kind}, at {place or "its top"}: {error}'
+    ) from error
 
 
 def _library() -> Any:
@@ -123,14 +116,11 @@ def _vocabulary(
   _library()
   from llguidance import hf
 
-  try:
+  unreadable = 'structured_outputs cannot read this tokenizer: '
+  with errors.explained(unreadable, ValueError):
     return hf.from_tokenizer(
       tokenizer, n_vocab=vocab_size, eos_token=list(end_token_ids)
     )
-  except ValueError as error:
-    raise errors.UserError(
-      f'structured_outputs cannot read this tokenizer: {error}'
-    ) from error
 
 
 def _match(

@@ -23,6 +23,19 @@ def read_text(path: pathlib.Path, what: str = '') -> str:
     raise errors.UserError(f'cannot read {source}: {reason}') from error
 
 
+def read_json(path: pathlib.Path, what: str = '') -> dict[str, Any]:
+  """Returns the JSON object in a file.
+
+  Args:
+    path: path of the file.
+    what: content of the file, for messages.
+
+  Raises:
+    UserError: the file cannot be read, or holds something else.
+  """
+  return _object(read_text(path, what), str(path))
+
+
 def read_lines(
   path: pathlib.Path, what: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -31,12 +44,12 @@ def read_lines(
   for number, line in enumerate(lines, start=1):
     if line.strip():
       place = f'{path}, line {number}'
-      try:
-        values = json.loads(line)
-      except ValueError as error:
-        raise errors.UserError(f'{place}: not valid JSON: {error}') from error
-      if not isinstance(values, dict):
-        raise errors.UserError(
-          f'{place}: must be a JSON object, got {line[:60]}'
-        )
-      yield place, values
+      yield place, _object(line, place)
+
+
+def _object(text: str, place: str) -> dict[str, Any]:
+  with errors.explained(f'{place}: not valid JSON: ', ValueError):
+    values = json.loads(text)
+  if not isinstance(values, dict):
+    raise errors.UserError(f'{place}: must be a JSON object, got {text[:60]}')
+  return values

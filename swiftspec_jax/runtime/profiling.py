@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import threading
 import time
+import timeit
 from collections.abc import Iterator
 
 import jax
@@ -74,9 +75,7 @@ def measure_read_bandwidth() -> float:
   array = jnp.ones(2**27, jnp.float32)
   total = jax.jit(jnp.sum)
   total(array).block_until_ready()
-  best = float('inf')
-  for _ in range(3):
-    start = time.perf_counter()
-    total(array).block_until_ready()
-    best = min(best, time.perf_counter() - start)
-  return array.nbytes / best
+  seconds = timeit.repeat(
+    lambda: total(array).block_until_ready(), repeat=3, number=1
+  )
+  return array.nbytes / min(seconds)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from swiftspec_jax.scheduling.scheduler_config import SchedulerConfig
+
 NO_PAGE = -1
 
 
@@ -41,18 +43,16 @@ class PageTable:
     num_owned: i64[slots] pages.
   """
 
-  def __init__(
-    self, num_slots: int, num_pages: int, page_size: int, max_context: int
-  ):
-    self._page_size = page_size
+  def __init__(self, config: SchedulerConfig):
+    num_slots, num_pages = config.buckets.max_rows, config.num_pages
+    self._page_size = config.page_size
     # Of all pages; what is handed out next stands first among the free ones.
     self._free = collections.OrderedDict.fromkeys(range(num_pages))
     self._num_owners = np.zeros(num_pages, np.int64)
     self._held: list[bytes | None] = [None] * num_pages
     self._pages_of: dict[bytes, int] = {}
-    self.pages = np.full(
-      (num_slots, self.count(max_context)), NO_PAGE, np.int32
-    )
+    shape = num_slots, self.count(config.max_context)
+    self.pages = np.full(shape, NO_PAGE, np.int32)
     self.num_owned = np.zeros(num_slots, np.int64)
     self._keys: list[list[bytes]] = [[] for _ in range(num_slots)]
     self._num_keys = np.zeros(num_slots, np.int64)

@@ -54,6 +54,7 @@ class Scheduler:
 
   Attributes:
     config: sizes of the engine.
+    table: pages of the rows in the slots.
     request_ids: i64[slots], -1 where there is none.
     num_preemptions: number of times that a request lost its slot and cache.
     num_shared_tokens: tokens that were found in the cache by requests that got
@@ -69,9 +70,7 @@ class Scheduler:
     self._running: list[int] = []  # slots, the oldest row first
     self._num_steps = 0
     size = config.buckets.max_rows
-    self._table = PageTable(
-      size, config.num_pages, config.page_size, config.max_context
-    )
+    self.table = PageTable(config)
     self.slot_generations = np.zeros(size, np.int64)
     self._free_slots = list(range(size - 1, -1, -1))
     self._rows = np.zeros(size, _ROW)
@@ -93,21 +92,12 @@ class Scheduler:
     return len(self._running)
 
   @property
-  def num_free_pages(self) -> int:
-    return self._table.num_free
-
-  @property
   def is_short(self) -> bool:
     """Whether the next step has to take a row out, for want of memory.
 
     Only without unread steps.
     """
-    return self._num_wanted() > self._table.num_free
-
-  @property
-  def page_table(self) -> np.ndarray:
-    """i32[slots, pages of the longest row], -1 where there is none."""
-    return self._table.pages
+    return self._num_wanted() > self.table.num_free
 
   def submit(
     self,
@@ -141,10 +131,6 @@ class Scheduler:
     row = np.array((*counts, slo_tpot), _ROW)[()]
     self._waiting.append(_Waiting(row, list(page_keys)))
 
-  def add_page_keys(self, slot: int, keys: Sequence[bytes]) -> None:
-    """Takes the keys of the next pages that the output of a row has filled."""
-    self._table.add_keys(slot, keys)
-
   def cancel(self, request_id: int) -> None:
     """Forgets a request; one that is not known has ended already."""
     for slot in self._running:
@@ -155,10 +141,6 @@ class Scheduler:
       if waiting.row['request_id'] == request_id:
         self._waiting.remove(waiting)
         return
-
-  def forget_pages(self) -> None:
-    """Forgets what ended requests have left in pages; only without requests."""
-    self._table.forget()
 
   def begin_step(self) -> policies.StepView | None:
     """Gives rows the memory they need; returns None if no row has to run."""
@@ -195,8 +177,8 @@ class Scheduler:
       prefill_kv_tokens=prefill_kv_tokens,
       max_draft_tokens=max(room - num_prefill_tokens, room // _DRAFT_SHARE),
       page_size=self.config.page_size,
-      num_free_pages=self._table.num_free,
-      num_spare_tokens=self._table.num_owned[slots] * self.config.page_size
+      num_free_pages=self.table.num_free,
+      num_spare_tokens=self.table.num_owned[slots] * self.config.page_size
       - self._most_tokens(slots),
       num_waiting=len(self._waiting),
       num_output=rows['num_output'],
@@ -213,7 +195,7 @@ class Scheduler:
       view: result of `begin_step`.
       lengths: i64[B] draft tokens, as `StepView.shortened` returns them.
     """
-    self._table.own(view.slots, self._most_tokens(view.slots, lengths))
+    self.table.own(view.slots, self._most_tokens(view.slots, lengths))
 
   def plan_step(self, view: policies.StepView, lengths: np.ndarray) -> StepPlan:
     """Decides what every row feeds, and gives drafts their pages.
@@ -312,8 +294,8 @@ class Scheduler:
     self._num_unread[slots] -= plan.is_sampled
     self._rows['num_output'][slots] += num_emitted
     self._num_remaining[slots] -= num_emitted
-    self._table.remember(slots, self._num_cached[slots])
-    self._table.trim(slots, self._most_tokens(slots))
+    self.table.remember(slots, self._num_cached[slots])
+    self.table.trim(slots, self._most_tokens(slots))
     has_ended = self._num_remaining[slots] <= 0
     if is_ended is not None:
       has_ended |= is_ended
@@ -326,22 +308,22 @@ class Scheduler:
   def _grow(self) -> bool:
     """Gives rows pages for their tokens; returns whether one had to go."""
     had_to_go = False
-    while (wanted := self._num_wanted()) > self._table.num_free:
+    while (wanted := self._num_wanted()) > self.table.num_free:
       self._preempt(self._running[-1])
       had_to_go = True
     if wanted:
       slots = np.array(self._running, np.int64)
-      self._table.own(slots, self._most_tokens(slots))
+      self.table.own(slots, self._most_tokens(slots))
     return had_to_go
 
   def _num_wanted(self) -> int:
     """Returns how many pages rows lack for their tokens."""
     slots = np.array(self._running, np.int64)
-    if (self._table.num_owned[slots] == self._table.pages.shape[1]).all():
+    if (self.table.num_owned[slots] == self.table.pages.shape[1]).all():
       return 0  # as where each slot has a row of the cache
-    wanted = self._table.count(self._most_tokens(slots))
+    wanted = self.table.count(self._most_tokens(slots))
     # A row may own more, for drafts of which only a part is verified.
-    return int(np.maximum(wanted - self._table.num_owned[slots], 0).sum())
+    return int(np.maximum(wanted - self.table.num_owned[slots], 0).sum())
 
   def _most_tokens(self, slots: np.ndarray, more: np.ndarray | int = 0):
     """Returns the most tokens that rows may have, and `more` after them."""
@@ -353,24 +335,24 @@ class Scheduler:
     while self._waiting and self._free_slots:
       waiting = self._waiting[0]
       num_known = int(waiting.row['num_known'])
-      shared = self._table.find(waiting.page_keys, num_known)
-      needed = self._table.num_missing(num_known, shared)
+      shared = self.table.find(waiting.page_keys, num_known)
+      needed = self.table.num_missing(num_known, shared)
       # One page for each row that may lack some, or they would soon drive this
       # one out.
-      num_owned = self._table.num_owned[self._running]
-      num_growing = np.count_nonzero(num_owned < self._table.pages.shape[1])
-      if needed + num_growing > self._table.num_free:
+      num_owned = self.table.num_owned[self._running]
+      num_growing = np.count_nonzero(num_owned < self.table.pages.shape[1])
+      if needed + num_growing > self.table.num_free:
         return
       self._waiting.popleft()
       slot = self._free_slots.pop()
       self.slot_generations[slot] += 1
       self._running.append(slot)
       self._rows[slot] = waiting.row
-      num_cached = self._table.begin(slot, waiting.page_keys, shared)
+      num_cached = self.table.begin(slot, waiting.page_keys, shared)
       self._num_cached[slot] = num_cached
       self.num_shared_tokens += num_cached
       self._num_unread[slot] = self._num_ahead[slot] = 0
-      self._table.own(np.array([slot]), self._num_known[[slot]])
+      self.table.own(np.array([slot]), self._num_known[[slot]])
 
   def _preempt(self, slot: int) -> None:
     """Takes slot and cache from a row and puts it at the head of the queue."""
@@ -378,11 +360,11 @@ class Scheduler:
       raise ValueError(f'slot {slot} has unread steps')
     self.num_preemptions += 1
     row = self._rows[slot].copy()
-    self._waiting.appendleft(_Waiting(row, self._table.keys(slot)))
+    self._waiting.appendleft(_Waiting(row, self.table.keys(slot)))
     self._release(slot)
 
   def _release(self, slot: int) -> None:
-    self._table.disown(slot)
+    self.table.disown(slot)
     self.request_ids[slot] = _NOBODY
     self._running.remove(slot)
     self._free_slots.append(slot)

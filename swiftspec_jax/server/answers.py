@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import swiftspec_jax as ss
-from swiftspec_jax import tokenizer as tokenizer_lib
 from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.requests import DraftNode
 from swiftspec_jax.requests.results import GenerationResult
 from swiftspec_jax.server import answer_types
-from swiftspec_jax.server.schema import StreamOptions
+from swiftspec_jax.server.schema import Body
+from swiftspec_jax.server.service import Service
 from swiftspec_jax.tokenizer import token_names
 from swiftspec_jax.tokenizer.token_names import TokenName
 from swiftspec_jax.tree import types
@@ -29,34 +29,31 @@ class Format:
   _whole: str  # name of the whole answer
   _part: str  # and of an event of a stream
   _empty: Mapping[str, Any]  # content of an event without any
+  # Content of each choice before the first news; None: there is no such event.
+  _opening: Mapping[str, Any] | None = None
   ending = 'data: [DONE]\n\n'  # of a stream
 
   def __init__(
-    self,
-    model: str,
-    tokenizer: tokenizer_lib.Tokenizer,
-    n: int,
-    options: StreamOptions,
-    num_prompt_tokens: int = 0,
+    self, service: Service, body: Body, requests: Sequence[ss.Request]
   ):
     """Chooses an id.
 
     Args:
-      model: name in the answer.
-      tokenizer: tokenizer of the model.
-      n: choices of each prompt.
-      options: choice of what the events of a stream tell.
-      num_prompt_tokens: tokens of all prompts.
+      service: model that answers, and its name.
+      body: fields of the call.
+      requests: requests of the call, prompts times n.
     """
-    self._names = token_names.of(tokenizer)
-    self._n = n
-    self._options = options
-    self._num_prompt_tokens = num_prompt_tokens
+    self._names = token_names.of(service.model.tokenizer)
+    self._n = body.n
+    self._options = body.stream_options
+    self._num_prompt_tokens = sum(
+      len(request.token_ids) for request in requests[:: body.n]
+    )
     self._num_new_tokens = 0  # in the events so far
     self._head = {
       'id': f'{self._prefix}{uuid.uuid4().hex}',
       'created': int(time.time()),
-      'model': model,
+      'model': service.name,
       'system_fingerprint': f'swiftspec_jax-{ss.__version__}',
     }
 
@@ -83,8 +80,12 @@ class Format:
 
   def opening(self, num_choices: int) -> list[dict[str, Any]]:
     """Returns the events before the first news."""
-    del num_choices
-    return []
+    if self._opening is None:
+      return []
+    return [
+      self._event(self._choice(i, self._opening, Update(), None))
+      for i in range(num_choices)
+    ]
 
   def news(self, index: int, update: Update) -> list[dict[str, Any]]:
     """Returns events; none if their reader would learn nothing."""

@@ -23,7 +23,6 @@ from swiftspec_jax.requests import grammar
 from swiftspec_jax.server import (
   answer_types,
   answers,
-  error_handlers,
   fill_in,
   page_endpoint,
   refusals,
@@ -31,10 +30,8 @@ from swiftspec_jax.server import (
   schema,
   status,
   tokens,
-  tool_calls,
   tool_choice,
 )
-from swiftspec_jax.server import echo as echo_lib
 from swiftspec_jax.server import prompts as prompt_lib
 from swiftspec_jax.server.chat_answers import ChatFormat
 from swiftspec_jax.server.completion_answers import CompletionFormat
@@ -51,8 +48,6 @@ _ERRORS = {
   '5XX': {'model': answer_types.ErrorAnswer},
 }
 _STREAM = {200: {'content': {'text/event-stream': {'schema': {}}}}}
-
-_UNCHANGED: Mapping[str, Any] = {}
 
 _router = fastapi.APIRouter()
 
@@ -77,7 +72,7 @@ def make_app(
   app = fastapi.FastAPI(
     title='swiftspec_jax',
     version=ss.__version__,
-    exception_handlers=error_handlers.HANDLERS,
+    exception_handlers=refusals.HANDLERS,
   )
   app.state.service = service
   app.add_middleware(Guard, api_keys=api_keys, max_body_bytes=max_body_bytes)
@@ -110,19 +105,7 @@ async def completions(body: schema.CompletionRequest, http: fastapi.Request):
   requests = await _requests(
     service, body, prompts, add_special_tokens=body.add_special_tokens
   )
-  answer = CompletionFormat(*_of_format(service, body, requests))
-  if body.echo:
-    answer.start_with(
-      echo_lib.echo_of(
-        service.model.tokenizer,
-        prompt,
-        request.token_ids,
-        body.num_top_logprobs,
-        skip_special_tokens=body.skip_special_tokens,
-      )
-      for prompt, request in zip(prompts, requests[:: body.n], strict=True)
-    )
-  return await _decode(http, body, requests, answer)
+  return await _decode(http, body, requests, CompletionFormat)
 
 
 @_router.post(
@@ -158,24 +141,15 @@ async def _chat(
       service.call_format, service.model.tokenizer, body
     ),
   )
-  answer = make_format(*_of_format(service, body, requests))
-  if body.offered_tools:
-    make_reader = tool_calls.make_reader(
-      service.call_format,
-      service.model.tokenizer,
-      requests[0].token_ids,
-      body.template_options.tools,
-    )
-    answer.find_calls(make_reader, only_first=not body.parallel_tool_calls)
-  return await _decode(http, body, requests, answer)
+  return await _decode(http, body, requests, make_format)
 
 
 async def _requests(
   service: Service,
-  body: schema.CompletionRequest | schema.ChatRequest,
+  body: schema.Body,
   prompts: Sequence[prompt_lib.Prompt],
   *,
-  changes: Mapping[str, Any] = _UNCHANGED,
+  changes: Mapping[str, Any] | None = None,
   **encoding: Any,
 ) -> list[ss.Request]:
   """Returns the requests of a call: prompts times n.
@@ -189,7 +163,8 @@ async def _requests(
   """
   service.check_model(body.model)
   samplings = [
-    dataclasses.replace(sampling, **changes) for sampling in body.samplings()
+    dataclasses.replace(sampling, **changes or {})
+    for sampling in body.samplings()
   ]
   service.check_number(len(prompts) * len(samplings))
   if samplings[0].structured_outputs is not None:
@@ -204,39 +179,20 @@ async def _requests(
   ]
 
 
-def _of_format(
-  service: Service,
-  body: schema.CompletionRequest | schema.ChatRequest,
-  requests: Sequence[ss.Request],
-) -> tuple[Any, ...]:
-  """Returns the arguments of a format."""
-  return (
-    service.name,
-    service.model.tokenizer,
-    body.n,
-    body.stream_options,
-    sum(len(request.token_ids) for request in requests[:: body.n]),
-  )
-
-
 async def _decode(
   http: fastapi.Request,
-  body: schema.CompletionRequest | schema.ChatRequest,
+  body: schema.Body,
   requests: Sequence[ss.Request],
-  answer: answers.Format,
+  make_format: Callable[..., answers.Format],
 ) -> Any:
   """Decodes requests; answers at once or in parts."""
-  options = body.stream_options
-  call = http.app.state.service.open(
-    requests,
-    body.max_speculative_tokens,
-    shows_drafts=options.include_draft_nodes,
-    scored=requests[:: body.n] if body.scores_prompts else (),
-    only_scores=body.max_new_tokens == 0,
-  )
+  service = http.app.state.service
+  answer = make_format(service, body, requests)
+  call = service.open(requests, body)
   http.state.call = call
   if body.stream:
-    return _EventStream(call, _events(call, answer, options.include_usage))
+    include_usage = body.stream_options.include_usage
+    return _EventStream(call, _events(call, answer, include_usage))
   with contextlib.closing(call):
     whole = await _unless_gone(_whole(call, answer), http)
   return whole or fastapi.Response(status_code=_CLIENT_CLOSED_REQUEST)
@@ -259,7 +215,7 @@ async def _events(
       for event in answer.news(index, update):
         yield answer.encode(event)
   except handles.EngineError as error:
-    failure = refusals.body(500, error_handlers.message_of(error))
+    failure = refusals.body(500, refusals.message_of(error))
     yield answer.encode(failure)
     return
   if include_usage:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.server import answer_types, answers, tool_calls
 
 
@@ -13,32 +12,21 @@ class ChatFormat(answers.Format):
   _prefix, _whole = 'chatcmpl-', 'chat.completion'
   _part = 'chat.completion.chunk'
   _empty: ClassVar = {'delta': {'content': ''}}
+  _opening: ClassVar = {'delta': {'role': 'assistant', 'content': ''}}
 
-  def __init__(self, *args: Any):
-    super().__init__(*args)
+  def __init__(self, service, body, requests):
+    super().__init__(service, body, requests)
     self._make_reader: Callable[[], tool_calls.Reader] | None = None
-    self._only_first_call = False
+    self._only_first_call = not body.parallel_tool_calls
     self._readers: dict[int, tool_calls.Reader] = {}  # by choice
     self._callers: set[int] = set()  # choices with calls
-
-  def find_calls(
-    self, make_reader: Callable[[], tool_calls.Reader], *, only_first: bool
-  ) -> None:
-    """Has calls of tools found in the texts.
-
-    Args:
-      make_reader: function that returns the reader of a choice.
-      only_first: whether all calls of a choice but its first are dropped.
-    """
-    self._make_reader = make_reader
-    self._only_first_call = only_first
-
-  def opening(self, num_choices):
-    message = {'delta': {'role': 'assistant', 'content': ''}}
-    return [
-      self._event(self._choice(i, message, Update(), None))
-      for i in range(num_choices)
-    ]
+    if body.offered_tools:
+      self._make_reader = tool_calls.make_reader(
+        service.call_format,
+        service.model.tokenizer,
+        requests[0].token_ids,
+        body.template_options.tools,
+      )
 
   def _message(self, index, text):
     parts = self._read(index, text, is_last=True)

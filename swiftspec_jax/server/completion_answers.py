@@ -1,10 +1,10 @@
 """Answers of /v1/completions."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from swiftspec_jax.engine.handles import Update
 from swiftspec_jax.server import answer_types, answers
+from swiftspec_jax.server import echo as echo_lib
 from swiftspec_jax.server.echo import Echo
 from swiftspec_jax.tree import types
 
@@ -15,26 +15,28 @@ class CompletionFormat(answers.Format):
   _prefix, _whole, _part = 'cmpl-', 'text_completion', 'text_completion'
   _empty: ClassVar = {'text': ''}
 
-  def __init__(self, *args: Any):
-    super().__init__(*args)
-    self._echoes: Sequence[Echo] = ()
+  def __init__(self, service, body, requests):
+    super().__init__(service, body, requests)
+    self._num_top = body.num_top_logprobs
     self._ratings: Sequence[types.Logprobs] = ()
     self._begun: set[int] = set()  # choices whose prompt is told
-
-  def start_with(self, echoes: Iterable[Echo]) -> None:
-    """Has texts begin with these prompts."""
-    self._echoes = list(echoes)
+    self._echoes: list[Echo] = []  # of the prompts that texts begin with
+    if body.echo:
+      self._opening = self._empty
+      self._echoes = [
+        echo_lib.echo_of(
+          service.model.tokenizer,
+          prompt,
+          request.token_ids,
+          skip_special_tokens=body.skip_special_tokens,
+        )
+        for prompt, request in zip(
+          body.prompts, requests[:: body.n], strict=True
+        )
+      ]
 
   def rate(self, ratings):
     self._ratings = ratings
-
-  def opening(self, num_choices):
-    if not self._echoes:
-      return []
-    return [
-      self._event(self._choice(i, self._empty, Update(), None))
-      for i in range(num_choices)
-    ]
 
   def _message(self, index, text):
     return {'text': text}
@@ -57,7 +59,14 @@ class CompletionFormat(answers.Format):
     choice['text'] = echo.text + choice['text']
     if self._ratings:
       of_prompt = self._of_prompt(echo, self._ratings[number])
-      choice['logprobs'] = of_prompt if own is None else _join(of_prompt, own)
+      # Either both have `top_logprobs`, or none.
+      choice['logprobs'] = (
+        of_prompt
+        if own is None
+        else {
+          key: values and values + own[key] for key, values in of_prompt.items()
+        }
+      )
     return choice
 
   def _of_prompt(
@@ -66,10 +75,10 @@ class CompletionFormat(answers.Format):
     """Returns what is said of the tokens of a prompt, nothing of the first."""
     chosen = zip(echo.token_ids[1:], rating.chosen.tolist(), strict=True)
     top = None
-    if echo.num_top:
+    if self._num_top:
       pairs = zip(
-        rating.top_token_ids[:, : echo.num_top].tolist(),
-        rating.top[:, : echo.num_top].tolist(),
+        rating.top_token_ids[:, : self._num_top].tolist(),
+        rating.top[:, : self._num_top].tolist(),
         strict=True,
       )
       top = [self._named(zip(*pair, strict=True)) for pair in pairs]
@@ -95,11 +104,3 @@ class CompletionFormat(answers.Format):
       'top_logprobs': top,
       'text_offset': list(offsets),
     }
-
-
-def _join(
-  first: answer_types.CompletionLogprobs,
-  second: answer_types.CompletionLogprobs,
-) -> answer_types.CompletionLogprobs:
-  """Returns the entries of both; either both have `top_logprobs`, or none."""
-  return {key: values and values + second[key] for key, values in first.items()}

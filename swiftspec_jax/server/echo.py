@@ -15,20 +15,17 @@ class Echo:
     text: the prompt; of token ids, the text that they stand for.
     token_ids: n tokens.
     offsets: n numbers of characters of the text before each of them.
-    num_top: number of the most probable tokens that are told in each place.
   """
 
   text: str
   token_ids: Sequence[int]
   offsets: Sequence[int]
-  num_top: int
 
 
 def echo_of(
   tokenizer: tokenizer_lib.Tokenizer,
   prompt: str | Sequence[int],
   token_ids: Sequence[int],
-  num_top: int,
   *,
   skip_special_tokens: bool = True,
 ) -> Echo:
@@ -38,7 +35,6 @@ def echo_of(
     tokenizer: tokenizer of the model.
     prompt: the prompt, as a client has sent it.
     token_ids: tokens of the prompt.
-    num_top: number of the most probable tokens that are told in each place.
     skip_special_tokens: whether the text of token ids leaves special ones out.
   """
   if isinstance(prompt, str):
@@ -50,7 +46,7 @@ def echo_of(
     stream.push(token_ids)
     stream.finish()
     text, offsets = stream.text, stream.offsets
-  return Echo(text=text, token_ids=token_ids, offsets=offsets, num_top=num_top)
+  return Echo(text=text, token_ids=token_ids, offsets=offsets)
 
 
 def _offsets_in(

@@ -1,5 +1,6 @@
 """Messages of conversations, as clients send them."""
 
+import contextlib
 import json
 from typing import Any, ClassVar, Literal
 
@@ -22,14 +23,6 @@ class Function(JsonObject):
   name: str
   arguments: str = '{}'
 
-  def to_template(self) -> dict[str, Any]:
-    """Returns it with arguments as templates want them: parsed."""
-    try:
-      parsed = json.loads(self.arguments)
-    except ValueError:
-      parsed = self.arguments
-    return {'name': self.name, 'arguments': parsed}
-
 
 class ToolCall(JsonObject):
   """A call of a tool, in what an assistant has said."""
@@ -40,8 +33,11 @@ class ToolCall(JsonObject):
   function: Function
 
   def to_template(self) -> dict[str, Any]:
-    """Returns the call as chat templates want it."""
-    function = self.function.to_template()
+    """Returns the call as chat templates want it: its arguments are parsed."""
+    arguments: Any = self.function.arguments
+    with contextlib.suppress(ValueError):
+      arguments = json.loads(arguments)
+    function = {'name': self.function.name, 'arguments': arguments}
     return {'id': self.id, 'type': self.type, 'function': function}
 
 

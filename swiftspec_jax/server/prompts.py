@@ -48,17 +48,15 @@ class PromptEncoder:
     """
     for prompt in prompts:
       self._check_length(prompt)
-    encode = functools.partial(self._encode, **options)
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(
-      self._executor, lambda: list(map(encode, prompts))
+    encode = functools.partial(
+      tokenizer_lib.encode_prompt,
+      self._tokenizer,
+      use_chat_template=False,
+      **options,
     )
-
-  def _encode(self, prompt: Prompt, **options: Any) -> tuple[int, ...]:
-    token_ids = tokenizer_lib.encode_prompt(
-      self._tokenizer, prompt, use_chat_template=False, **options
+    return await asyncio.get_running_loop().run_in_executor(
+      self._executor, lambda: [tuple(encode(prompt)) for prompt in prompts]
     )
-    return tuple(token_ids)
 
   def _check_length(self, prompt: Prompt) -> None:
     if isinstance(prompt, str):

@@ -6,7 +6,7 @@ of vLLM. What is not here is refused, unless it asks for nothing.
 
 import dataclasses
 import random
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import pydantic
 from pydantic import Field
@@ -18,6 +18,7 @@ from swiftspec_jax.server.structured import Grammar, ResponseFormat
 from swiftspec_jax.tokenizer import chat_template
 
 _NUM_SEEDS = 2**32
+_SAMPLING_FIELDS = {field.name for field in dataclasses.fields(SamplingParams)}
 TokenId = Annotated[int, Field(strict=True, ge=0)]
 _Text = Annotated[str, Field(min_length=1)]
 # These are looked for after every token.
@@ -112,30 +113,18 @@ class _Body(JsonObject):
     """
     seed = random.randrange(_NUM_SEEDS) if self.seed is None else self.seed
     grammar = self.structured_outputs or self.response_format
-    first = SamplingParams(
-      temperature=self.temperature,
-      top_k=max(self.top_k, 0),
-      top_p=self.top_p,
-      min_p=self.min_p,
-      repetition_penalty=self.repetition_penalty,
-      presence_penalty=self.presence_penalty,
-      frequency_penalty=self.frequency_penalty,
-      logit_bias=self.logit_bias,
-      seed=seed % _NUM_SEEDS,
-      stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-      stop_token_ids=tuple(self.stop_token_ids),
-      include_stop_str_in_output=self.include_stop_str_in_output,
-      min_tokens=self.min_tokens,
+    values = self.model_dump(include=_SAMPLING_FIELDS) | {
+      'top_k': max(self.top_k, 0),
+      'stop': (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+      'stop_token_ids': tuple(self.stop_token_ids),
       # Who wants none only has the prompt read.
-      max_new_tokens=1 if self.max_new_tokens == 0 else self.max_new_tokens,
-      ignore_eos=self.ignore_eos,
-      skip_special_tokens=self.skip_special_tokens,
-      logprobs=self.with_logprobs,
-      top_logprobs=self.num_top_logprobs,
-      structured_outputs=grammar and grammar.to_params(),
-    )
+      'max_new_tokens': 1 if self.max_new_tokens == 0 else self.max_new_tokens,
+      'logprobs': self.with_logprobs,
+      'top_logprobs': self.num_top_logprobs,
+      'structured_outputs': grammar and grammar.to_params(),
+    }
     return [
-      dataclasses.replace(first, seed=(seed + i) % _NUM_SEEDS)
+      SamplingParams(**values | {'seed': (seed + i) % _NUM_SEEDS})
       for i in range(self.n)
     ]
 
@@ -282,3 +271,6 @@ class ChatRequest(Conversation, _Body):
   @property
   def num_top_logprobs(self) -> int:
     return self.top_logprobs or 0
+
+
+Body: TypeAlias = CompletionRequest | ChatRequest

@@ -21,6 +21,7 @@ from swiftspec_jax.requests.results import GenerationResult
 from swiftspec_jax.server import tool_calls
 from swiftspec_jax.server.metrics import Metrics
 from swiftspec_jax.server.prompts import PromptEncoder
+from swiftspec_jax.server.schema import Body
 from swiftspec_jax.tree import types
 
 Rating: TypeAlias = futures.Future[types.Logprobs]
@@ -95,20 +96,13 @@ class Service:
   def open(
     self,
     requests: Sequence[Request],
-    max_speculative_tokens: int | None,
-    *,
-    shows_drafts: bool = False,
-    scored: Sequence[Request] = (),
-    only_scores: bool = False,
+    body: Body,
   ) -> 'Call':
     """Submits the requests of a call.
 
     Args:
-      requests: requests to decode.
-      max_speculative_tokens: longest draft for each, as in `Engine.submit`.
-      shows_drafts: whether updates have `draft_nodes`.
-      scored: requests whose prompts are to be rated.
-      only_scores: whether nothing is decoded.
+      requests: requests of the call, prompts times n.
+      body: fields of the call.
 
     Raises:
       HTTPException: there is no room now.
@@ -126,10 +120,10 @@ class Service:
     handles: list[Handle] = []
     ratings: list[Rating] = []
     try:
-      for request in scored:
+      for request in requests[:: body.n] if body.scores_prompts else ():
         ratings.append(self.engine.score(request))
       for request in requests:
-        if only_scores:
+        if body.max_new_tokens == 0:
           stats = results.GenerationStats(prompt_tokens=len(request.token_ids))
           result = results.GenerationResult(
             text='', token_ids=(), finish_reason='length', stats=stats
@@ -138,8 +132,8 @@ class Service:
         else:
           handle = self.engine.submit(
             request,
-            max_speculative_tokens=max_speculative_tokens,
-            shows_drafts=shows_drafts,
+            max_speculative_tokens=body.max_speculative_tokens,
+            shows_drafts=body.stream_options.include_draft_nodes,
           )
         handles.append(handle)
     except errors.UserError:

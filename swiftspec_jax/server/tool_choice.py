@@ -2,13 +2,12 @@
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import StructuredOutputs
-from swiftspec_jax.requests import grammar
-from swiftspec_jax.server.messages import OfferedFunction, Tool
+from swiftspec_jax.requests import grammar as grammar_lib
+from swiftspec_jax.server.messages import OfferedFunction
 from swiftspec_jax.server.schema import ChatRequest
 from swiftspec_jax.tokenizer import Tokenizer
 
@@ -62,38 +61,24 @@ def sampling_of(
         'tool_choice and strict tools need a known format of calls; start the '
         f'server with --tool_call_parser={"|".join(_SHAPES)}'
       )
-    fields['structured_outputs'] = StructuredOutputs(
-      grammar=_grammar(
-        format_name,
-        tokenizer,
-        body.callable_tools,
-        is_forced=is_forced,
-        is_parallel=(
-          body.parallel_tool_calls and body.tool_choice in ('auto', 'required')
-        ),
-      )
-    )
+    grammar = _grammar(format_name, tokenizer, body, is_forced)
+    fields['structured_outputs'] = StructuredOutputs(grammar=grammar)
   return fields
 
 
 def _grammar(
-  format_name: str,
-  tokenizer: Tokenizer,
-  tools: Sequence[Tool],
-  *,
-  is_forced: bool,
-  is_parallel: bool,
+  format_name: str, tokenizer: Tokenizer, body: ChatRequest, is_forced: bool
 ) -> str:
   """Returns the grammar of answers in the Lark syntax of llguidance.
 
   Args:
     format_name: key of `_SHAPES`.
     tokenizer: tokenizer whose tokens stand for marks.
-    tools: tools that may be called.
+    body: fields of the call.
     is_forced: whether there must be a call, and no text beside it. If not, only
       the schemas of strict tools count.
-    is_parallel: whether there may be several calls.
   """
+  tools = body.callable_tools
   shape = _SHAPES[format_name]
   if format_name == 'mistral' and '[ARGS]' in tokenizer.get_vocab():
     shape = _NEWER_MISTRAL
@@ -110,7 +95,9 @@ def _grammar(
       for i, tool in enumerate(tools)
     )
 
-  further = f'({written(between)} call)*' if is_parallel else ''
+  further = ''
+  if body.parallel_tool_calls and body.tool_choice in ('auto', 'required'):
+    further = f'({written(between)} call)*'
   start = _STARTS[format_name]
   is_token = start in tokenizer.get_added_vocab()
   answer = 'TEXT? calls?' if is_token else 'TEXT | calls'
@@ -135,7 +122,7 @@ def _schema(function: OfferedFunction, is_forced: bool) -> str:
   schema = function.parameters or _NO_ARGUMENTS
   if not (is_forced or function.strict):
     schema = {'type': 'object'}
-  return json.dumps({'x-guidance': grammar.JSON_STYLE, **schema})
+  return json.dumps({'x-guidance': grammar_lib.JSON_STYLE, **schema})
 
 
 def _symbol(text: str, tokenizer: Tokenizer) -> str:

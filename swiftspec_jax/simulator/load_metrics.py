@@ -14,6 +14,7 @@ import numpy as np
 
 from swiftspec_jax import policies
 from swiftspec_jax.scheduling.step_plan import StepPlan
+from swiftspec_jax.simulator.arrivals import Arrivals
 
 _PERCENTILES = {'median': 50, 'p90': 90, 'p99': 99}
 
@@ -42,22 +43,15 @@ class LoadRecorder:
     shapes: number of steps by their rows and query tokens.
   """
 
-  def __init__(
-    self,
-    arrivals: np.ndarray,
-    max_length: int,
-    slo_tpots: np.ndarray | None = None,
-  ):
+  def __init__(self, arrivals: Arrivals, max_length: int):
     """Nothing has happened yet.
 
     Args:
-      arrivals: f64[n] seconds.
+      arrivals: arrivals of the requests, and what they were promised.
       max_length: longest draft.
-      slo_tpots: f64[n] seconds per output token that were promised, inf for no
-        promise; None for none at all.
     """
-    self.arrivals = arrivals
-    self._slo_tpots = slo_tpots
+    self.arrivals = arrivals.times
+    self._slo_tpots = arrivals.slo_tpots
     self.first = np.full(len(arrivals), np.nan)
     self.last = np.full(len(arrivals), np.nan)
     self.num_output = np.zeros(len(arrivals), np.int64)

@@ -1,8 +1,6 @@
 """The loop of an engine, in virtual time."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -73,33 +71,25 @@ def simulate(
   """
   scheduler = Scheduler(config)
   draft_prefill = DraftPrefill(config.buckets) if drafts_by_model else None
-  recorder = load_metrics.LoadRecorder(
-    arrivals.times, config.buckets.max_length, arrivals.slo_tpots
-  )
+  recorder = load_metrics.LoadRecorder(arrivals, config.buckets.max_length)
   slo_tpots = arrivals.slo_tpots
   if slo_tpots is None:
     slo_tpots = np.full(len(arrivals), np.inf)
-  requests = zip(
-    arrivals.times.tolist(),
-    arrivals.prompt_tokens.tolist(),
-    arrivals.output_tokens.tolist(),
-    slo_tpots.tolist(),
-    strict=True,
-  )
-  upcoming = iter(enumerate(requests))
-  arriving = next(upcoming, None)
-  time = 0.0
-  seconds_of = functools.partial(step_seconds, costs, config.buckets)
+  prompt_tokens = arrivals.prompt_tokens.tolist()
+  output_tokens = arrivals.output_tokens.tolist()
+  times = arrivals.times.tolist()
+  time, i = 0.0, 0  # and the next request
   while True:
-    while arriving is not None and arriving[1][0] <= time:
-      request_id, (_, num_prompt, num_output, slo_tpot) = arriving
-      scheduler.submit(request_id, num_prompt, num_output, slo_tpot=slo_tpot)
-      arriving = next(upcoming, None)
+    while i < len(times) and times[i] <= time:
+      scheduler.submit(
+        i, prompt_tokens[i], output_tokens[i], slo_tpot=slo_tpots[i]
+      )
+      i += 1
     view = scheduler.begin_step()
     if view is None:
-      if arriving is None:
+      if i == len(times):
         break
-      time = arriving[1][0]
+      time = times[i]
       continue
     time += _run_step(
       scheduler,
@@ -107,7 +97,7 @@ def simulate(
       view,
       acceptance,
       policy,
-      seconds_of,
+      costs,
       recorder,
       time,
     )
@@ -152,7 +142,7 @@ def _run_step(
   view: policies.StepView,
   acceptance: Acceptance,
   policy: policies.Policy,
-  seconds_of: Callable[..., float],
+  costs: cost_model.CostModel,
   recorder: load_metrics.LoadRecorder,
   time: float,
 ) -> float:
@@ -171,14 +161,14 @@ def _run_step(
   if draft_prefill is not None:
     taken = draft_prefill.plan(view, plan.lengths)
     draft_prefill.take(view, taken)
-    plan, prefills_draft = (
-      plan.without(~taken.is_ready),
-      bool(taken.chunks.any()),
-    )
+    plan = plan.without(~taken.is_ready)
+    prefills_draft = bool(taken.chunks.any())
   drafts = acceptance.draft(view, plan.lengths)
   lengths = policy.plan_verify(view, plan, drafts)
   step = scheduler.plan_step(view, lengths)
-  seconds = seconds_of(plan, step, prefills_draft=prefills_draft)
+  seconds = step_seconds(
+    costs, view.buckets, plan, step, prefills_draft=prefills_draft
+  )
   verified = step.lengths[: step.num_decoding]
   accepted, ranks = acceptance.verify(view, verified)
   if draft_prefill is not None and ranks is None:

@@ -30,28 +30,22 @@ _COMMON = {
   'eos_token_id': EOS,
   'torch_dtype': 'float32',
 }
+_LLAMA3_ROPE = {
+  'rope_type': 'llama3',
+  'factor': 8.0,
+  'low_freq_factor': 1.0,
+  'high_freq_factor': 4.0,
+  # Of the four frequencies one is kept, one blended, two stretched.
+  'original_max_position_embeddings': 128,
+}
+# By family; its model type has the same name if it is not here.
 _CHANGES = {
-  'llama': {'model_type': 'llama'},
-  'llama3': {
-    'model_type': 'llama',
-    'rope_scaling': {
-      'rope_type': 'llama3',
-      'factor': 8.0,
-      'low_freq_factor': 1.0,
-      'high_freq_factor': 4.0,
-      # Of the four frequencies one is kept, one blended, two stretched.
-      'original_max_position_embeddings': 128,
-    },
-  },
-  'mistral': {'model_type': 'mistral', 'sliding_window': 16},
-  'qwen2': {'model_type': 'qwen2', 'tie_word_embeddings': True},
-  'qwen3': {
-    'model_type': 'qwen3',
-    'head_dim': 16,
-    'tie_word_embeddings': True,
-  },
+  'llama': {},
+  'llama3': {'model_type': 'llama', 'rope_scaling': _LLAMA3_ROPE},
+  'mistral': {'sliding_window': 16},
+  'qwen2': {'tie_word_embeddings': True},
+  'qwen3': {'head_dim': 16, 'tie_word_embeddings': True},
   'qwen3_moe': {
-    'model_type': 'qwen3_moe',
     'num_hidden_layers': 3,
     'head_dim': 16,
     'num_experts': 6,
@@ -61,7 +55,6 @@ _CHANGES = {
     'mlp_only_layers': [1],
   },
   'gpt_oss': {
-    'model_type': 'gpt_oss',
     'head_dim': 16,
     'intermediate_size': 20,
     'num_local_experts': 6,
@@ -95,16 +88,9 @@ _CHANGES = {
     'attention_chunk_size': 26,
     'floor_scale': 5,
     'attn_scale': 0.3,
-    'rope_scaling': {
-      'rope_type': 'llama3',
-      'factor': 8.0,
-      'low_freq_factor': 1.0,
-      'high_freq_factor': 4.0,
-      'original_max_position_embeddings': 128,
-    },
+    'rope_scaling': _LLAMA3_ROPE,
   },
   'gemma3_text': {
-    'model_type': 'gemma3_text',
     'num_hidden_layers': 3,
     'layer_types': [
       'sliding_attention',
@@ -120,7 +106,6 @@ _CHANGES = {
     'hidden_activation': 'gelu_pytorch_tanh',
   },
   'gemma4_text': {
-    'model_type': 'gemma4_text',
     'num_hidden_layers': 3,
     'layer_types': [
       'sliding_attention',
@@ -179,11 +164,13 @@ def write_tiny_checkpoint(
   Raises:
     UserError: an unknown family, or a config.json that cannot be loaded.
   """
-  if family not in _CHANGES:
-    raise errors.UserError(
-      f'unknown family {family!r}; choose one of {", ".join(TINY_FAMILIES)}'
-    )
-  config = {**_COMMON, **_CHANGES[family], **overrides}
+  errors.check_known('unknown family', family, TINY_FAMILIES)
+  config = {
+    **_COMMON,
+    'model_type': family,
+    **_CHANGES[family],
+    **overrides,
+  }
   path = directory / 'config.json'
   shapes = _shapes(path, config)
   directory.mkdir(parents=True, exist_ok=True)

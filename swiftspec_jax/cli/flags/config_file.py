@@ -1,6 +1,5 @@
 """The file of --config: settings that were found best."""
 
-import json
 import pathlib
 from typing import Any
 
@@ -9,6 +8,7 @@ from absl import flags
 
 from swiftspec_jax import errors
 from swiftspec_jax.cli import configuration
+from swiftspec_jax.runtime import input_files
 
 _CONFIG = flags.DEFINE_string(
   'config',
@@ -50,7 +50,8 @@ def check_device() -> None:
   if _CONFIG.value is None:
     return
   path = pathlib.Path(_CONFIG.value)
-  tuned, found = _load(path).get('device_kind'), jax.devices()[0].device_kind
+  tuned = input_files.read_json(path, '--config').get('device_kind')
+  found = jax.devices()[0].device_kind
   if tuned not in (None, found):  # plans are tuned nowhere
     raise errors.UserError(
       f'{path} was tuned on {tuned} devices, here they are {found}; run '
@@ -60,7 +61,7 @@ def check_device() -> None:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
   """Returns the settings of the file."""
-  values = _load(path)
+  values = input_files.read_json(path, '--config')
   settings = values.get('flags')
   if not isinstance(settings, dict):
     raise errors.UserError(f"{path} is no configuration: 'flags' is missing")
@@ -74,14 +75,3 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
           f'{path}: unknown key {name!r}; there are {", ".join(known)}'
         )
   return settings
-
-
-def _load(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    values = json.loads(path.read_text(encoding='utf-8'))
-  except (OSError, ValueError) as error:
-    reason = getattr(error, 'strerror', None) or error
-    raise errors.UserError(f'cannot read --config={path}: {reason}') from error
-  if not isinstance(values, dict):
-    raise errors.UserError(f'{path} is no configuration: not a JSON object')
-  return values

@@ -107,12 +107,9 @@ class LinearCosts:
     makes a step faster. Here it costs at least nothing, and verification is
     never a gift.
     """
-    target = self.target
-    return dataclasses.replace(
-      self,
-      target=dataclasses.replace(
-        target,
-        rows=max(target.rows, -target.query_tokens),
-        speculative=max(target.speculative, 0.0),
-      ),
+    target = dataclasses.replace(
+      self.target,
+      rows=max(self.target.rows, -self.target.query_tokens),
+      speculative=max(self.target.speculative, 0.0),
     )
+    return dataclasses.replace(self, target=target)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from absl import logging
@@ -86,8 +85,9 @@ class MeasuredCosts:
     prefills_draft: bool | np.ndarray = False,
   ) -> cost_model.StepSeconds:
     parts = self.parts
-    if self.is_extrapolated(kv_tokens):
-      _warn(self.key, int(parts['target'].kv_tokens[-1]))
+    most = int(parts['target'].kv_tokens[-1])
+    if kv_tokens > most:
+      _warn(self.key, most)
     is_speculative = np.greater(num_draft_steps, 0)
     # A step of nothing but rows that decode has a time of its own.
     alone = self.key.buckets.pad_query_tokens(num_rows)
@@ -114,10 +114,6 @@ class MeasuredCosts:
     """Whether a draft model was measured, which has to read texts."""
     return 'intake' in self.parts
 
-  def is_extrapolated(self, kv_tokens: float) -> bool:
-    """Returns whether more tokens are in the cache than were measured."""
-    return kv_tokens > self.parts['target'].kv_tokens[-1]
-
 
 @functools.cache
 def _warn(key: CostKey, kv_tokens: int) -> None:
@@ -140,28 +136,18 @@ def fit(key: CostKey, measurements: Sequence[Measurement]) -> MeasuredCosts:
   """
   buckets = key.buckets
   steps = sorted(set(buckets.draft_steps))
-  # For each part the sizes of its second axis, their attribute, the features.
-  kinds: dict[str, tuple[Any, str, tables.Features]] = {
-    'plain': ((0,), 'num_query_tokens', lambda x, y, kv: (x * 0 + 1, x, kv)),
-    'intake': ((0,), 'num_query_tokens', lambda x, y, kv: (x * 0 + 1, x, kv)),
-    'target': (
-      buckets.query_tokens,
-      'num_query_tokens',
-      lambda x, y, kv: (x * 0 + 1, x, y, kv),
-    ),
-    'draft': (
-      steps,
-      'num_draft_steps',
-      lambda x, y, kv: (np.minimum(y, 1), y, x * y, y * kv),
-    ),
-    'overhead': (
-      buckets.query_tokens,
-      'num_query_tokens',
-      lambda x, y, kv: (x * 0 + 1, x, y),
-    ),
+  tokens = buckets.query_tokens
+  # For each part the sizes of its second axis, and the features.
+  kinds: dict[str, tuple[Sequence[int], tables.Features]] = {
+    'plain': ((0,), lambda x, y, kv: (x * 0 + 1, x, kv)),
+    'intake': ((0,), lambda x, y, kv: (x * 0 + 1, x, kv)),
+    'target': (tokens, lambda x, y, kv: (x * 0 + 1, x, y, kv)),
+    'draft': (steps, lambda x, y, kv: (np.minimum(y, 1), y, x * y, y * kv)),
+    'overhead': (tokens, lambda x, y, kv: (x * 0 + 1, x, y)),
   }
   parts = {}
-  for part, (second, attribute, features) in kinds.items():
+  for part, (second, features) in kinds.items():
+    attribute = 'num_draft_steps' if part == 'draft' else 'num_query_tokens'
     own = [m for m in measurements if m.part == part]
     if not own and part == 'intake':
       continue

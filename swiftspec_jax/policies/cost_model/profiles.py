@@ -53,8 +53,5 @@ def get(name: str) -> LinearCosts:
   Raises:
     UserError: there is none of this name.
   """
-  if name not in PROFILES:
-    raise errors.UserError(
-      f'no published profile {name!r}; there are {", ".join(PROFILES)}'
-    )
+  errors.check_known('no published profile', name, PROFILES)
   return PROFILES[name]

@@ -31,21 +31,15 @@ class SelfDraftCosts:
     num_query_tokens: cost_model.Numbers,
     kv_tokens: float,
     num_draft_steps: cost_model.Numbers,
-    *,
-    finds_drafts: bool | np.ndarray = True,
-    prefills_draft: bool | np.ndarray = False,
+    **options: bool | np.ndarray,
   ) -> cost_model.StepSeconds:
-    del prefills_draft  # the cache is the target's
-    found = self.costs.predict(
-      num_rows,
-      num_query_tokens,
-      kv_tokens,
-      num_draft_steps,
-      finds_drafts=finds_drafts,
-    )
+    sizes = num_rows, num_query_tokens, kv_tokens, num_draft_steps
+    found = self.costs.predict(*sizes, **options)
     # Rows of a batch differ; their mean is what is known here.
     seen = min(kv_tokens, num_rows * self.num_seen)
     forward = self.costs.predict(num_rows, num_rows, seen, 0).target
     return dataclasses.replace(
-      found, draft=forward * np.asarray(num_draft_steps)
+      found,
+      draft=forward * np.asarray(num_draft_steps),
+      draft_prefill=0.0,  # the cache is the target's
     )

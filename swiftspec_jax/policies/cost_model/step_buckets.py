@@ -91,16 +91,6 @@ class StepBuckets:
     """i64 of `query_tokens`."""
     return np.array(self.query_tokens)
 
-  @functools.cached_property
-  def length_array(self) -> np.ndarray:
-    """i64 of `lengths`."""
-    return np.array(self.lengths)
-
-  @functools.cached_property
-  def draft_step_array(self) -> np.ndarray:
-    """i64 of `draft_steps`."""
-    return np.array(self.draft_steps)
-
   def pad_rows(self, num_rows: int) -> int:
     """Returns the declared number of rows that holds some rows."""
     return self.rows[bisect.bisect_left(self.rows, num_rows)]

@@ -23,10 +23,7 @@ def save(path: pathlib.Path, costs: MeasuredCosts) -> None:
     'format': _FORMAT,
     'key': dataclasses.asdict(costs.key),
     'parts': {
-      part: {
-        field.name: getattr(table, field.name).tolist()
-        for field in dataclasses.fields(table)
-      }
+      part: {name: array.tolist() for name, array in vars(table).items()}
       for part, table in costs.parts.items()
     },
   }
@@ -46,7 +43,7 @@ def load(path: pathlib.Path, expected: CostKey | None = None) -> MeasuredCosts:
     UserError: the file is none of costs, or its costs are those of another
       model, device or set of compiled sizes.
   """
-  values = _read(path)
+  values = input_files.read_json(path, 'costs')
   if values.get('format') != _FORMAT:
     raise errors.UserError(
       f'{path} holds no costs of format {_FORMAT}; measure again'
@@ -90,11 +87,3 @@ def _check(
         f'{path} was measured with {name}={found[name]!r}, here it is '
         f'{expected[name]!r}; measure again'
       )
-
-
-def _read(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    values = json.loads(input_files.read_text(path, 'costs'))
-  except json.JSONDecodeError as error:
-    raise errors.UserError(f'cannot read costs from {path}: {error}') from error
-  return values if isinstance(values, dict) else {}

@@ -103,7 +103,9 @@ def fit(
   measured = np.full(fitted.shape, np.nan)
   places = tuple(map(np.searchsorted, arrays, points.T))
   measured[places] = seconds
-  table = _monotone(_completed(measured, fitted))
+  whole = _completed(measured, fitted)
+  # Values that fall along no axis, midway between the bounds.
+  table = (_running_max(whole) + _running_min(whole)) / 2
   # Times need not follow the fit, such as those of one row and of two.
   error = np.linalg.norm(seconds - table[places])
   if error > _MOST_ERROR * np.linalg.norm(seconds):
@@ -137,11 +139,6 @@ def _completed(measured: np.ndarray, fitted: np.ndarray) -> np.ndarray:
   ceiling = _running_min(np.where(is_missing, np.inf, measured))
   between = np.clip(fitted, floor, np.maximum(floor, ceiling))
   return np.where(is_missing, between, measured)
-
-
-def _monotone(values: np.ndarray) -> np.ndarray:
-  """Returns values that fall along no axis, midway between the bounds."""
-  return (_running_max(values) + _running_min(values)) / 2
 
 
 def _running_max(values: np.ndarray) -> np.ndarray:

@@ -18,19 +18,34 @@ _NODE_WEIGHT = 4.0  # accepted nodes for which the same holds
 _DECAY = 0.99  # weight of a step against the one after it
 
 
-class Calibration:
+class _Bins:
+  """What was accepted, and what that is compared with, in bins."""
+
+  def __init__(self, num_bins: int):
+    self._hits = np.zeros(num_bins)
+    self._compared = np.zeros(num_bins)
+
+  def _count(self, bins, compared, is_tried, is_hit) -> None:
+    """Adds what was tried to bins, which fade; all are [K, B]."""
+    size = len(self._hits)
+    hits = np.bincount(bins[is_tried & is_hit], minlength=size)
+    new = np.bincount(bins[is_tried], compared[is_tried], minlength=size)
+    self._hits = self._hits * _DECAY + hits
+    self._compared = self._compared * _DECAY + new
+
+
+class Calibration(_Bins):
   """Acceptance by confidence, in bins of equal width."""
 
   def __init__(self):
-    self._tried = np.zeros(_NUM_BINS)
-    self._hits = np.zeros(_NUM_BINS)
+    super().__init__(_NUM_BINS)
 
   def __call__(self, confidences: np.ndarray) -> np.ndarray:
     """Returns the acceptance to expect, of the same shape."""
     confidences = np.nan_to_num(confidences)
     bins = _bins(confidences)
     prior = _WEIGHT * confidences
-    return (self._hits[bins] + prior) / (self._tried[bins] + _WEIGHT)
+    return (self._hits[bins] + prior) / (self._compared[bins] + _WEIGHT)
 
   def observe(self, outcome: policies.Outcome) -> None:
     """Counts the tokens that were reached."""
@@ -39,16 +54,12 @@ class Calibration:
     is_hit = places < outcome.num_accepted
     is_reached = (places <= outcome.num_accepted) & (places < outcome.lengths)
     is_reached &= outcome.is_usable
-    if not is_reached.any():
-      return
-    bins = _bins(confidences)
-    tried = np.bincount(bins[is_reached], minlength=_NUM_BINS)
-    hits = np.bincount(bins[is_reached & is_hit], minlength=_NUM_BINS)
-    self._tried = self._tried * _DECAY + tried
-    self._hits = self._hits * _DECAY + hits
+    if is_reached.any():
+      ones = np.ones_like(confidences)
+      self._count(_bins(confidences), ones, is_reached, is_hit)
 
 
-class NodeCalibration:
+class NodeCalibration(_Bins):
   """Acceptance of the nodes of trees, by how confident the drafter is.
 
   Most nodes are unlikely, and for them a share counts, not a difference: bins
@@ -57,13 +68,12 @@ class NodeCalibration:
   """
 
   def __init__(self):
-    self._expected = np.zeros(_NUM_HALVINGS)
-    self._hits = np.zeros(_NUM_HALVINGS)
+    super().__init__(_NUM_HALVINGS)
 
   def __call__(self, confidences: np.ndarray) -> np.ndarray:
     """Returns the acceptance to expect, not rising along K."""
     confidences = np.nan_to_num(confidences)
-    factors = (self._hits + _NODE_WEIGHT) / (self._expected + _NODE_WEIGHT)
+    factors = (self._hits + _NODE_WEIGHT) / (self._compared + _NODE_WEIGHT)
     expected = confidences * factors[_halvings(confidences)]
     return np.minimum.accumulate(np.minimum(expected, 1.0), axis=0)
 
@@ -77,13 +87,7 @@ class NodeCalibration:
     is_hit = np.zeros_like(is_tried)
     levels, rows = np.nonzero(outcome.accepted_ranks >= 0)
     is_hit[outcome.accepted_ranks[levels, rows], rows] = True
-    bins = _halvings(confidences)
-    expected = np.bincount(
-      bins[is_tried], confidences[is_tried], minlength=_NUM_HALVINGS
-    )
-    hits = np.bincount(bins[is_tried & is_hit], minlength=_NUM_HALVINGS)
-    self._expected = self._expected * _DECAY + expected
-    self._hits = self._hits * _DECAY + hits
+    self._count(_halvings(confidences), confidences, is_tried, is_hit)
 
 
 def _halvings(confidences: np.ndarray) -> np.ndarray:

@@ -34,19 +34,15 @@ class LookupEstimator(ChainEstimator):
     return float(shares.mean())
 
   def observe(self, outcome: policies.Outcome) -> None:
-    if outcome.looked_up is not None:
-      self._look_back(outcome.view, outcome.looked_up)
-    elif not self.is_told:
+    if outcome.looked_up is None and not self.is_told:
       super().observe(outcome)
+    self.observe_other(outcome)
 
   def observe_other(self, outcome: policies.Outcome) -> None:
-    if outcome.looked_up is not None:
-      self._look_back(outcome.view, outcome.looked_up)
-
-  def _look_back(
-    self, view: policies.StepView, told: policies.LookedUp
-  ) -> None:
     """Counts lookups, those that found something, and their tokens."""
+    view, told = outcome.view, outcome.looked_up
+    if told is None:
+      return
     self.is_told = True
     self._make_room(view)
     self._coverage.count(told.num_asked.sum(), told.num_found.sum())
