@@ -57,11 +57,12 @@ def run(
 ) -> Any:
   """Returns what an implementation makes of arrays, each device of its part.
 
-  Arrays at the end may be missing, and `in_specs` have more.
+  Arrays at the end may be missing, and `in_specs` have more. The reference is
+  parted by the compiler.
   """
   call = functools.partial(registry.function(kernel, chosen), **options)
   call = tuning.tuned(kernel, chosen, call, sharding)
-  if sharding is not None:
+  if sharding is not None and chosen != dispatch.REFERENCE:
     call = jax.shard_map(
       call,
       mesh=sharding.mesh,
@@ -84,9 +85,12 @@ def several_devices(sharding: NamedSharding | None) -> str | None:
   return None if is_one else 'several devices share the cache'
 
 
-def local_shape(array, sharding: NamedSharding | None) -> tuple[int, ...]:
-  """Returns the shape of a device's part."""
-  return array.shape if sharding is None else sharding.shard_shape(array.shape)
+def local_part(
+  array: jax.Array, sharding: NamedSharding | None
+) -> jax.ShapeDtypeStruct:
+  """Returns the abstract part of an array that a device has."""
+  shape = array.shape if sharding is None else sharding.shard_shape(array.shape)
+  return jax.ShapeDtypeStruct(shape, array.dtype)
 
 
 def axes_of(sharding: NamedSharding | None, num_axes: int) -> tuple[Any, ...]:

@@ -43,6 +43,24 @@ def at_full_precision(
   return jax.default_matmul_precision('highest')
 
 
+def precision(dtype: jax.typing.DTypeLike) -> jax.lax.Precision | None:
+  """Returns that of products with rows of `dtype`: few bits are exact."""
+  return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
+def dot(x: jax.Array, y: jax.Array) -> jax.Array:
+  """Returns x times y in float32, with all bits; for use in kernels."""
+  return jnp.dot(
+    x, y, precision=precision(x.dtype), preferred_element_type=jnp.float32
+  )
+
+
+def check_dtype(dtype: jax.typing.DTypeLike) -> None:
+  """Raises NotImplementedError for rows that no kernel multiplies."""
+  if dtype not in (jnp.bfloat16, jnp.float32):
+    raise NotImplementedError(f'dtype {dtype} is not bfloat16 or float32')
+
+
 def multiply(rows: jax.Array, weight: jax.Array) -> jax.Array:
   """Returns rows [N, K] times a weight [K, ...]: [N, ...], in their dtype.
 

@@ -25,16 +25,9 @@ from kernels_pallas.tree_attention import pallas_gpu as tree_kernel
 Config = tree_kernel.Config
 
 
-def check(
-  heads_shape: tuple[int, ...],
-  keys_shape: tuple[int, ...],
-  tree_size: int,
-  dtype: jax.typing.DTypeLike,
-) -> None:
+def check(heads: jax.Array, keys: jax.Array, tree_size: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  *tokens, num_heads, head_dim = heads_shape
-  queries_shape = (*tokens, num_heads - 2, head_dim)
-  tree_kernel.check(queries_shape, keys_shape, tree_size, dtype)
+  tree_kernel.check(triton_heads.queries_of(heads), keys, tree_size)
 
 
 def fused_attention(
@@ -55,9 +48,10 @@ def fused_attention(
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_attention`; raises NotImplementedError as `check`."""
-  check(heads.shape, keys.shape, tree_mask.shape[2], heads.dtype)
-  num_tokens, num_kv_heads, num_heads, head_dim = heads.shape[1:]
-  num_rows = triton_blocks.num_rows_of(num_tokens, num_heads - 2)
+  check(heads, keys, tree_mask.shape[2])
+  queries = triton_heads.queries_of(heads)
+  _, num_tokens, _, num_groups, head_dim = queries.shape
+  num_rows = triton_blocks.num_rows_of(num_tokens, num_groups)
   cos, sin, flat = (x.reshape(-1, *x.shape[2:]) for x in (cos, sin, heads))
   attended, _, *written = triton_blocks.launch(
     functools.partial(_kernel, tree_size=tree_mask.shape[2]),
@@ -77,8 +71,7 @@ def fused_attention(
     interpret=interpret,
     writes=True,
   )
-  shape = (*heads.shape[:2], num_kv_heads, num_heads - 2, head_dim)
-  return attended.reshape(shape), *written
+  return attended.reshape(queries.shape), *written
 
 
 def _kernel(

@@ -28,20 +28,9 @@ Config = paged_kernel.Config
 _NUM_SCALARS = 4  # of a block, in front of its pages
 
 
-def check(
-  heads_shape: tuple[int, ...],  # X, T, G, Q + 2, E
-  pages_shape: tuple[int, ...],  # P, Z, G * E
-  num_columns: int,  # C
-  dtype: jax.typing.DTypeLike,
-) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  queries_shape = _queries_shape(heads_shape)
-  paged_kernel.check(queries_shape, pages_shape, num_columns, dtype)
-
-
-def _queries_shape(heads_shape):
-  *tokens, num_heads, head_dim = heads_shape
-  return (*tokens, num_heads - 2, head_dim)
+def check(heads: jax.Array, pages: jax.Array, num_columns: int) -> None:
+  """Raises NotImplementedError for heads in blocks that it cannot do."""
+  paged_kernel.check(triton_heads.queries_of(heads), pages, num_columns)
 
 
 def fused_paged_attention(
@@ -67,8 +56,11 @@ def fused_paged_attention(
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_paged_attention`; raises NotImplementedError as `check`."""
-  in_blocks = (*block_tokens.shape, *heads.shape[1:])
-  check(in_blocks, keys.shape, page_table.shape[1], heads.dtype)
+  in_blocks = jax.ShapeDtypeStruct(
+    (*block_tokens.shape, *heads.shape[1:]), heads.dtype
+  )
+  check(in_blocks, keys, page_table.shape[1])
+  queries = triton_heads.queries_of(in_blocks)
   num_pages, page_size, _ = keys.shape
   _, num_kv_heads, _, head_dim = heads.shape
   mask, positions = padding.hide(num_tokens, tree_mask, positions)
@@ -89,8 +81,7 @@ def fused_paged_attention(
     values.reshape(shape),
     pl.BlockSpec((shape[0], None, head_dim), lambda b, g, p: (0, g, 0)),
     sinks,
-    config=config
-    or paged_kernel.default_config(_queries_shape(in_blocks), keys.dtype),
+    config=config or paged_kernel.default_config(queries, keys.dtype),
     name='fused_paged_attention',
     scale=scale,
     window=window,

@@ -21,6 +21,7 @@ from jax.experimental.pallas import triton as plgpu
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.grouped_matmul import tiles
 from kernels_pallas.quantized_matmul import float4, triton_chunks
+from kernels_pallas.quantized_matmul import tiles as dense_tiles
 
 _BLOCK_ROWS = 16  # the least of a product in Triton
 _MOST_OUTPUTS = 64
@@ -43,7 +44,7 @@ def default_config(num_outputs: int) -> Config:
 
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tiles.check(x.shape[0], x.dtype, values.dtype)
+  dense_tiles.check(x, values, tiles.MOST_ROWS)
   triton_chunks.check_sizes(values, scales)
 
 

@@ -20,6 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.grouped_matmul import tiles
 from kernels_pallas.quantized_matmul import pallas_tpu as dense
+from kernels_pallas.quantized_matmul import tiles as dense_tiles
 
 _ROW_TILE = 16  # of a register of bfloat16
 _MOST_BLOCK_ROWS = 64
@@ -60,7 +61,7 @@ def default_config(
 
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tiles.check(x.shape[0], x.dtype, values.dtype)
+  dense_tiles.check(x, values, tiles.MOST_ROWS)
   if tiles.is_reordered(values.shape):
     raise NotImplementedError(
       f'XLA keeps the weights {list(values.shape)} in another order'

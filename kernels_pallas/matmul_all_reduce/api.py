@@ -89,7 +89,8 @@ def _choose(x, rows, weight, num_devices, implementation, sharding):
     check_axes()
     from kernels_pallas.matmul_all_reduce import pallas_tpu
 
-    pallas_tpu.check(rows, weight.shape[-1], num_devices, x.dtype)
+    part = jax.ShapeDtypeStruct(rows, x.dtype)
+    pallas_tpu.check(part, weight.shape[-1], num_devices)
 
   def no_triton():
     raise NotImplementedError(

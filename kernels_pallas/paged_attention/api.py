@@ -144,12 +144,13 @@ def choose(
   `paged_attention`, and `calls.choose`.
   """
   num_blocks, size, num_kv_heads, num_heads, head_dim = tokens.shape
-  pages = calls.local_shape(keys, sharding)
-  num_kv_heads = num_kv_heads * pages[2] // keys.shape[2]
+  pages = calls.local_part(keys, sharding)
+  _, page_size, width = pages.shape
+  num_kv_heads = num_kv_heads * width // keys.shape[2]
   is_shared = calls.axes_of(sharding, 3)[1] is not None
   local = (num_blocks, size, num_kv_heads, num_heads, head_dim)
   spec = make_spec(
-    name=f'tokens {tokens.dtype}{list(local)}, pages {list(pages)}, '
+    name=f'tokens {tokens.dtype}{list(local)}, pages {list(pages.shape)}, '
     f'{num_columns} of a row, window {window}'
     f'{"" if sinks is None else ", sinks"}'
     f'{", devices share them" if is_shared else ""}',
@@ -159,11 +160,11 @@ def choose(
     num_kv_heads=num_kv_heads,
     num_groups=num_groups,
     head_dim=head_dim,
-    context=max(num_columns * pages[1] - size, 0),
+    context=max(num_columns * page_size - size, 0),
     tree_size=size,
     dtype=tokens.dtype.name,
     window=window,
-    page_size=pages[1],
+    page_size=page_size,
     # Devices that share rows count the sinks when they merge.
     has_sinks=sinks is not None and not is_shared,
     is_shared=is_shared,
@@ -174,9 +175,8 @@ def choose(
     spec,
     implementation,
     sharding,
-    local,
+    jax.ShapeDtypeStruct(local, tokens.dtype),
     pages,
     num_columns,
-    tokens.dtype,
     **refused,
   )

@@ -66,7 +66,7 @@ def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
 
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tiles.check(x.shape[0], x.dtype, values.dtype)
+  tiles.check(x, values)
   if x.dtype != jnp.bfloat16:
     raise NotImplementedError(f'{x.dtype} is not bfloat16')
   if values.dtype.name not in mosaic_chunk.LAYOUTS:

@@ -63,7 +63,7 @@ def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
 
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tiles.check(x.shape[0], x.dtype, values.dtype)
+  tiles.check(x, values)
   if x.dtype == jnp.float32 and x.shape[0] > _MOST_FLOAT32_ROWS:
     raise NotImplementedError(
       f'{x.shape[0]} rows of float32, more than {_MOST_FLOAT32_ROWS}'

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas import products
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.quantized_matmul import float4, tiles
 from kernels_pallas.swiglu import reference as gate
@@ -60,7 +61,7 @@ def default_config(
 
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tiles.check(x.shape[0], x.dtype, values.dtype)
+  tiles.check(x, values)
   check_tile(padded_rows(x.shape[0]), x.dtype, values, scales)
 
 
@@ -158,12 +159,7 @@ def multiply_tile(chunks, values, scales) -> jax.Array:
 
   def add_chunk(chunk, total):
     rows = pl.ds(pl.multiple_of(chunk * chunk_size, chunk_size), chunk_size)
-    part = jnp.dot(
-      chunks[chunk],
-      values[rows].astype(chunks.dtype),
-      precision=tiles.precision(chunks.dtype),
-      preferred_element_type=jnp.float32,
-    )
+    part = products.dot(chunks[chunk], values[rows].astype(chunks.dtype))
     return total + (part * scales[pl.ds(chunk, 1)] if is_grouped else part)
 
   total = jnp.zeros((num_rows, values.shape[1]), jnp.float32)
@@ -190,12 +186,7 @@ def _multiply_float4(chunks, values, scales):
       own[:, None], (num_groups, chunk_size // num_groups, width)
     ).reshape(chunk_size, width)
     numbers = float4.numbers(values[pl.ds(chunk * chunk_size, chunk_size)])
-    total += jnp.dot(
-      chunks[chunk],
-      (numbers * own).astype(chunks.dtype),
-      precision=tiles.precision(chunks.dtype),
-      preferred_element_type=jnp.float32,
-    )
+    total += products.dot(chunks[chunk], (numbers * own).astype(chunks.dtype))
   return total
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from kernels_pallas import products
 from kernels_pallas.quantized_matmul import float4, tiles
 
 LEAST_SIDE = 16  # of a product in Triton
@@ -71,7 +72,7 @@ def add_chunks(
       weights = float4.numbers(weights)
     rows = plgpu.load(x.at[row[:, None], inputs[None]], mask=is_row, other=0)
     product = plgpu.dot(
-      rows, weights.astype(rows.dtype), precision=tiles.precision(rows.dtype)
+      rows, weights.astype(rows.dtype), precision=products.precision(rows.dtype)
     )
     if num_groups > 1:
       product *= float4.wide(scales[(*part, chunk)])[None]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program, tiles
+from kernels_pallas import last_program, products, tiles
 from kernels_pallas.swiglu import reference
 
 _MIN_SIZE = 16  # of a product in Triton
@@ -69,12 +69,12 @@ def default_config(
   )
 
 
-def check(x_shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> None:
+def check(x: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  reference.check(x_shape, dtype, most_tokens=_MOST_TOKENS)
-  if x_shape[1] % _MIN_SIZE:
+  reference.check(x, most_tokens=_MOST_TOKENS)
+  if x.shape[1] % _MIN_SIZE:
     raise NotImplementedError(
-      f'{x_shape[1]} rows of the weights are no multiple of {_MIN_SIZE}'
+      f'{x.shape[1]} rows of the weights are no multiple of {_MIN_SIZE}'
     )
 
 
@@ -87,7 +87,7 @@ def swiglu(
   interpret: bool = False,
 ) -> jax.Array:
   """See `api.swiglu`, of x [N, D]; raises NotImplementedError as `check`."""
-  check(x.shape, x.dtype)
+  check(x)
   num_tokens, embed_dim = x.shape
   ffw_dim = gate_up.shape[2]
   num_rows = max(pl.next_power_of_2(num_tokens), _MIN_SIZE)
@@ -148,7 +148,7 @@ def _kernel(
   token = jnp.arange(num_rows)
   column = tile * config.block_columns + jnp.arange(config.block_columns)
   is_token, is_column = token < x.shape[0], column < out.shape[1]
-  precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+  precision = products.precision(x.dtype)
 
   def add_block(block, carry):
     row = block * config.block_rows + jnp.arange(config.block_rows)

@@ -4,7 +4,6 @@ Legend: N tokens, D embed, F ffw.
 """
 
 import jax
-import jax.numpy as jnp
 
 from kernels_pallas import products
 
@@ -31,22 +30,13 @@ def gated_activation(
   return jax.nn.gelu(gate, approximate=True) * up
 
 
-def check(
-  x_shape: tuple[int, ...],
-  dtype: jax.typing.DTypeLike,
-  *,
-  most_tokens: int,
-) -> None:
-  """Raises NotImplementedError for what no kernel can do.
+def check(x: jax.Array, *, most_tokens: int) -> None:
+  """Raises NotImplementedError for x [N, D] that no kernel can do.
 
   Args:
-    x_shape: [N, D].
-    dtype: dtype of x and weights.
+    x: rows.
     most_tokens: largest N that the kernel can do.
   """
-  if dtype not in (jnp.bfloat16, jnp.float32):
-    raise NotImplementedError(f'dtype {dtype} is not bfloat16 or float32')
-  if x_shape[0] > most_tokens:
-    raise NotImplementedError(
-      f'{x_shape[0]} tokens are more than {most_tokens}'
-    )
+  products.check_dtype(x.dtype)
+  if len(x) > most_tokens:
+    raise NotImplementedError(f'{len(x)} tokens are more than {most_tokens}')

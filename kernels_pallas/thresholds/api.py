@@ -62,6 +62,6 @@ def find_thresholds(
     implementation,
     sharding,
     spec,
-    logits.dtype,
+    logits,
   )
   return call(logits, top_ks, top_ps)

@@ -22,17 +22,13 @@ _FRACTION_BITS = 16
 _SERIES = (7335690, 57148380, 257114720, 744171342, 2**30)
 
 
-def check(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> None:
-  """Raises NotImplementedError with the reason if no kernel can do it.
-
-  Args:
-    shape: [B, T, V] of the logits.
-    dtype: dtype of the logits.
-  """
-  if dtype != jnp.float32:
-    raise NotImplementedError(f'dtype {dtype} is not float32')
-  if shape[2] > MOST_TOKENS:
-    raise NotImplementedError(f'{shape[2]} tokens are more than {MOST_TOKENS}')
+def check(logits: jax.Array) -> None:
+  """Raises NotImplementedError for logits [B, T, V] that no kernel can do."""
+  if logits.dtype != jnp.float32:
+    raise NotImplementedError(f'dtype {logits.dtype} is not float32')
+  size = logits.shape[2]
+  if size > MOST_TOKENS:
+    raise NotImplementedError(f'{size} tokens are more than {MOST_TOKENS}')
 
 
 def keys_of(logits: jax.Array) -> jax.Array:

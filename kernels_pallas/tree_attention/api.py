@@ -126,14 +126,14 @@ def choose(
   `tokens` are [B, T, G, any, E], with Q = `num_groups`; the others are as in
   `tree_attention`, and `calls.choose`.
   """
-  shape = calls.local_shape(keys, sharding)
-  batch_size, num_kv_heads, capacity, head_dim = shape
+  cache = calls.local_part(keys, sharding)
+  batch_size, num_kv_heads, capacity, head_dim = cache.shape
   num_tokens, dtype = tokens.shape[1], tokens.dtype
   local = (batch_size, num_tokens, num_kv_heads, *tokens.shape[3:])
   tree_size = num_tokens if tree_mask is None else tree_mask.shape[2]
   spec = make_spec(
-    name=f'tokens {dtype}{list(local)}, cache {list(shape)}, {tree_size} tree '
-    f'rows, window {window}{"" if sinks is None else ", sinks"}',
+    name=f'tokens {dtype}{list(local)}, cache {list(cache.shape)}, {tree_size} '
+    f'tree rows, window {window}{"" if sinks is None else ", sinks"}',
     batch_size=min(batch_size, call_spec.MOST_ROWS),
     num_tokens=num_tokens,
     num_kv_heads=num_kv_heads,
@@ -150,9 +150,8 @@ def choose(
     spec,
     implementation,
     sharding,
-    local,
-    shape,
+    jax.ShapeDtypeStruct(local, dtype),
+    cache,
     tree_size,
-    dtype,
     **refused,
   )

@@ -11,24 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels_pallas import products
 from kernels_pallas.native import library
 
 _LANES = 16  # of the widest vectors of float32
 
 
-def check(
-  queries_shape: tuple[int, ...],
-  keys_shape: tuple[int, ...],
-  tree_size: int,
-  dtype: jax.typing.DTypeLike,
-) -> None:
+def check(queries: jax.Array, keys: jax.Array, tree_size: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  del keys_shape, tree_size
-  if dtype not in (jnp.bfloat16, jnp.float32):
-    raise NotImplementedError(f'dtype {dtype} is not bfloat16 or float32')
-  if queries_shape[-1] % _LANES:
+  del keys, tree_size
+  products.check_dtype(queries.dtype)
+  head_dim = queries.shape[-1]
+  if head_dim % _LANES:
     raise NotImplementedError(
-      f'head_dim {queries_shape[-1]} is not a multiple of {_LANES}'
+      f'head_dim {head_dim} is not a multiple of {_LANES}'
     )
   library.check('attention')
 

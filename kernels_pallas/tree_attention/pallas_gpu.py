@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import tiles
+from kernels_pallas import products, tiles
 from kernels_pallas.tree_attention import mask_words, reference, triton_blocks
 
 _NOTHING = reference.MASKED_SCORE
@@ -69,22 +69,11 @@ def default_config(
   return Config(block_kv=block_kv, num_warps=8 if is_wide else 4)
 
 
-def check(
-  queries_shape: tuple[int, ...],
-  keys_shape: tuple[int, ...],
-  tree_size: int,
-  dtype: jax.typing.DTypeLike,
-) -> None:
+def check(queries: jax.Array, keys: jax.Array, tree_size: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  del keys_shape
-  _, num_tokens, _, num_groups, head_dim = queries_shape
-  mask_words.check(
-    dtype, num_tokens * num_groups, triton_blocks.MAX_QUERY_ROWS, tree_size
-  )
-  if head_dim not in (16, 32, 64, 128, 256):
-    raise NotImplementedError(
-      f'head_dim {head_dim} is no power of two from 16 to 256'
-    )
+  del keys
+  mask_words.check(queries, triton_blocks.MAX_QUERY_ROWS, tree_size)
+  tiles.check_columns(queries.shape[4])
 
 
 def tree_attention(
@@ -102,7 +91,7 @@ def tree_attention(
   interpret: bool = False,
 ) -> jax.Array:
   """See `reference.tree_attention`; raises NotImplementedError as `check`."""
-  check(queries.shape, keys.shape, tree_mask.shape[2], queries.dtype)
+  check(queries, keys, tree_mask.shape[2])
   batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
   num_rows = triton_blocks.num_rows_of(num_tokens, num_groups)
   config = config or default_config(num_rows, head_dim, keys.dtype)
@@ -343,9 +332,7 @@ def _part(queries, keys, values, place, visible, scale):
     visible: bool[N, K], or bool[1, K].
     scale: factor of the scores, for powers of two.
   """
-  precision = (
-    jax.lax.Precision.HIGHEST if queries.dtype == jnp.float32 else None
-  )
+  precision = products.precision(queries.dtype)
   load = functools.partial(plgpu.load, mask=place[0] >= 0, other=0)
   scores = plgpu.dot(
     queries, load(keys.at[place]), trans_b=True, precision=precision

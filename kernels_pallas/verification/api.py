@@ -58,6 +58,6 @@ def verify_tree(
     implementation,
     sharding,
     spec,
-    scores.dtype,
+    scores,
   )
   return call(scores, token_ids, parents, sizes, ancestor_mask)

@@ -15,14 +15,13 @@ from kernels_pallas.verification import reference
 FAR = 2**30  # more than any token id
 
 
-def check(
-  shape: tuple[int, ...], dtype: jax.typing.DTypeLike, *, most_nodes: int
-) -> None:
+def check(scores: jax.Array, *, most_nodes: int) -> None:
   """Raises NotImplementedError for scores [B, T, V] that a kernel cannot do."""
-  if dtype != jnp.float32:
-    raise NotImplementedError(f'dtype {dtype} is not float32')
-  if shape[1] > most_nodes:
-    raise NotImplementedError(f'{shape[1]} tokens are more than {most_nodes}')
+  if scores.dtype != jnp.float32:
+    raise NotImplementedError(f'dtype {scores.dtype} is not float32')
+  size = scores.shape[1]
+  if size > most_nodes:
+    raise NotImplementedError(f'{size} tokens are more than {most_nodes}')
 
 
 def walk(

@@ -16,18 +16,18 @@ def choose(
   implementation: str,
   sharding: Sharding | None,
   spec: vocabulary_spec.VocabularySpec,
-  dtype: jax.typing.DTypeLike,
+  logits: jax.Array,
 ) -> Callable[..., Any]:
   """Returns the function to call, with the tiles that were measured for it.
 
   Args:
-    kernel: name of the kernel. `check` of its modules takes shape and dtype.
+    kernel: name of the kernel. `check` of its modules takes the logits.
     implementation: one of `dispatch.IMPLEMENTATIONS`. Several devices take the
       reference: they share the vocabulary, for which there is no kernel.
     sharding: sharding of any array on the devices of the call. None means
       JAX's default device.
     spec: shapes and options of the call.
-    dtype: dtype of the logits.
+    logits: [B, T, V].
 
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
@@ -43,8 +43,7 @@ def choose(
     dataclasses.replace(spec, name=f'{spec.name} on {num_devices} devices'),
     implementation,
     sharding,
-    spec.logits().shape,
-    dtype,
+    logits,
     **refused,
   )
   call = registry.function(kernel, chosen)
