@@ -1,6 +1,7 @@
 """How the functions that models call choose an implementation and run it."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,6 +47,17 @@ def choose(
   )
 
 
+def function(
+  kernel: str,
+  chosen: str,
+  options: dict[str, Any],
+  sharding: Sharding | None,
+) -> Callable[..., Any]:
+  """Returns an implementation with the tiles that were measured for it."""
+  call = functools.partial(registry.function(kernel, chosen), **options)
+  return tuning.tuned(kernel, chosen, call, sharding)
+
+
 def run(
   kernel: str,
   chosen: str,
@@ -60,8 +72,7 @@ def run(
   Arrays at the end may be missing, and `in_specs` have more. The reference is
   parted by the compiler.
   """
-  call = functools.partial(registry.function(kernel, chosen), **options)
-  call = tuning.tuned(kernel, chosen, call, sharding)
+  call = function(kernel, chosen, options, sharding)
   if sharding is not None and chosen != dispatch.REFERENCE:
     call = jax.shard_map(
       call,

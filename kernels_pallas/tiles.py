@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 LANES = 128
+LEAST_SIDE = 16  # of a product in Triton
 _MAX_NUMBERS = 2**31  # of pages on GPUs: offsets have 32 bits
 
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import calls, dispatch
 from kernels_pallas.few_rows import api as few_rows_api
-from kernels_pallas.fused_attention import arg_specs, reference
+from kernels_pallas.fused_attention import reference
 from kernels_pallas.native import library
 from kernels_pallas.tree_attention import api as attention_api
 
@@ -68,9 +68,7 @@ def fused_attention(
   arrays = (heads, cos, sin, keys, values, starts, prefix_lengths)
   chosen = attention_api.choose(
     'fused_attention',
-    arg_specs.ArgSpec,
-    heads,
-    heads.shape[3] - 2,
+    reference.queries_of(heads),
     keys,
     tree_mask,
     window,

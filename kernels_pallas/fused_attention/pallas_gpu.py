@@ -13,21 +13,18 @@ Legend:
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kernels_pallas.fused_attention import triton_heads
+from kernels_pallas.fused_attention import reference, triton_heads
 from kernels_pallas.tree_attention import mask_words, triton_blocks
 from kernels_pallas.tree_attention import pallas_gpu as tree_kernel
 
 Config = tree_kernel.Config
-
-
-def check(heads: jax.Array, keys: jax.Array, tree_size: int) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tree_kernel.check(triton_heads.queries_of(heads), keys, tree_size)
+check = tree_kernel.check
 
 
 def fused_attention(
@@ -42,14 +39,12 @@ def fused_attention(
   positions: jax.Array,
   sinks: jax.Array | None = None,
   *,
-  scale: float,
-  window: int | None = None,
   config: Config | None = None,
-  interpret: bool = False,
+  **options: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_attention`; raises NotImplementedError as `check`."""
-  check(heads, keys, tree_mask.shape[2])
-  queries = triton_heads.queries_of(heads)
+  queries = reference.queries_of(heads)
+  check(queries, keys, tree_mask.shape[2])
   _, num_tokens, _, num_groups, head_dim = queries.shape
   num_rows = triton_blocks.num_rows_of(num_tokens, num_groups)
   cos, sin, flat = (x.reshape(-1, *x.shape[2:]) for x in (cos, sin, heads))
@@ -66,10 +61,8 @@ def fused_attention(
     sinks,
     config=config or tree_kernel.default_config(num_rows, head_dim, keys.dtype),
     name='fused_attention',
-    scale=scale,
-    window=window,
-    interpret=interpret,
     writes=True,
+    **options,
   )
   return attended.reshape(queries.shape), *written
 

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import calls, dispatch
-from kernels_pallas.fused_paged_attention import arg_specs, reference
+from kernels_pallas.fused_paged_attention import reference
 from kernels_pallas.paged_attention import api as paged_api
 from kernels_pallas.tree_attention import api as tree_api
 
@@ -85,12 +85,9 @@ def fused_paged_attention(
   options = {'scale': scale, 'window': window}
   arrays = (heads, cos, sin, keys, values, places, block_tokens, block_places)
   arrays += (blocks_before, page_table, prefix_lengths, num_tokens)
-  in_blocks = (*block_tokens.shape, *heads.shape[1:])
   chosen = paged_api.choose(
     'fused_paged_attention',
-    arg_specs.ArgSpec,
-    jax.ShapeDtypeStruct(in_blocks, heads.dtype),
-    heads.shape[2] - 2,
+    reference.queries_of(heads, block_tokens),
     keys,
     page_table.shape[1],
     window,

@@ -12,6 +12,7 @@ for each of them, E head_dim.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +20,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas.fused_attention import triton_heads
+from kernels_pallas.fused_paged_attention import reference
 from kernels_pallas.paged_attention import padding
 from kernels_pallas.paged_attention import pallas_gpu as paged_kernel
 from kernels_pallas.tree_attention import mask_words, triton_blocks
 
 Config = paged_kernel.Config
+check = paged_kernel.check
 
 _NUM_SCALARS = 4  # of a block, in front of its pages
-
-
-def check(heads: jax.Array, pages: jax.Array, num_columns: int) -> None:
-  """Raises NotImplementedError for heads in blocks that it cannot do."""
-  paged_kernel.check(triton_heads.queries_of(heads), pages, num_columns)
 
 
 def fused_paged_attention(
@@ -50,17 +48,12 @@ def fused_paged_attention(
   positions: jax.Array,
   sinks: jax.Array | None = None,
   *,
-  scale: float,
-  window: int | None = None,
   config: Config | None = None,
-  interpret: bool = False,
+  **options: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_paged_attention`; raises NotImplementedError as `check`."""
-  in_blocks = jax.ShapeDtypeStruct(
-    (*block_tokens.shape, *heads.shape[1:]), heads.dtype
-  )
-  check(in_blocks, keys, page_table.shape[1])
-  queries = triton_heads.queries_of(in_blocks)
+  queries = reference.queries_of(heads, block_tokens)
+  check(queries, keys, page_table.shape[1])
   num_pages, page_size, _ = keys.shape
   _, num_kv_heads, _, head_dim = heads.shape
   mask, positions = padding.hide(num_tokens, tree_mask, positions)
@@ -83,10 +76,8 @@ def fused_paged_attention(
     sinks,
     config=config or paged_kernel.default_config(queries, keys.dtype),
     name='fused_paged_attention',
-    scale=scale,
-    window=window,
-    interpret=interpret,
     writes=True,
+    **options,
   )
   return attended, *(x.reshape(keys.shape) for x in written)
 

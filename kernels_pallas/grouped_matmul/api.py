@@ -6,7 +6,7 @@ Legend: R rows, X experts, K inputs, N outputs, C groups of inputs.
 import jax
 from jax.sharding import NamedSharding
 
-from kernels_pallas import calls, registry, tuning
+from kernels_pallas import calls
 from kernels_pallas.grouped_matmul import arg_specs
 from kernels_pallas.quantized_matmul import float4, shards
 
@@ -42,9 +42,8 @@ def grouped_matmul(
   """
 
   def product(*arrays):
-    backend_name = _choose(*arrays, implementation, sharding)
-    call = registry.function('grouped_matmul', backend_name)
-    return tuning.tuned('grouped_matmul', backend_name, call, sharding)(*arrays)
+    backend = _choose(*arrays, implementation, sharding)
+    return calls.function('grouped_matmul', backend, {}, sharding)(*arrays)
 
   return shards.multiply(
     product, x, values, scales, chosen, sharding=sharding, result=(None,)

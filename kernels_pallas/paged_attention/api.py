@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import call_spec, calls, dispatch, registry, tuning
-from kernels_pallas.paged_attention import arg_specs, reference, shared_pages
+from kernels_pallas import call_spec, calls, dispatch, registry
+from kernels_pallas.paged_attention import reference, shared_pages
 from kernels_pallas.tree_attention import api as tree_api
 
 
@@ -74,9 +74,7 @@ def paged_attention(
   options = {'scale': scale, 'window': window}
   chosen = choose(
     'paged_attention',
-    arg_specs.ArgSpec,
     queries,
-    queries.shape[3],
     keys,
     page_table.shape[1],
     window,
@@ -86,20 +84,19 @@ def paged_attention(
     pages_dtype=keys.dtype,
     native=calls.several_devices(sharding),
   )
-  call = registry.function('paged_attention', chosen)
-  call = functools.partial(call, **options)
   arrays = (keys, values, page_table, prefix_lengths, num_tokens)
   _, tokens, heads = calls.axes_of(sharding, 3)
   if chosen == dispatch.REFERENCE and tokens is None:
     if is_one_row and tree_mask is None:
-      call = functools.partial(reference.of_one_row, **options)
-      return call(queries, *arrays, positions, sinks=sinks)
-    return call(queries, *arrays, tree_mask, positions, sinks=sinks)
+      return reference.of_one_row(queries, *arrays, positions, sinks, **options)
+    return reference.paged_attention(
+      queries, *arrays, tree_mask, positions, sinks, **options
+    )
   if tree_mask is None:
     tree_mask = tree_api.chain_mask(positions)
   if tokens is not None:
-    call = functools.partial(call, with_sums=True)
-  call = tuning.tuned('paged_attention', chosen, call, sharding)
+    options['with_sums'] = True
+  call = calls.function('paged_attention', chosen, options, sharding)
   if tokens is not None:
     call = functools.partial(
       shared_pages.paged_attention,
@@ -125,9 +122,7 @@ def paged_attention(
 
 def choose(
   kernel: str,
-  make_spec: type[arg_specs.ArgSpec],
-  tokens: jax.ShapeDtypeStruct,
-  num_groups: int,
+  queries: jax.Array,
   keys: jax.Array,
   num_columns: int,
   window: int | None,
@@ -140,17 +135,17 @@ def choose(
 ) -> str:
   """Returns the implementation of a kernel that attends to pages.
 
-  `tokens` are [X, T, G, any, E], with Q = `num_groups`; the others are as in
-  `paged_attention`, and `calls.choose`.
+  `num_columns` is C. The others are those of `paged_attention`, and of
+  `calls.choose`.
   """
-  num_blocks, size, num_kv_heads, num_heads, head_dim = tokens.shape
+  num_blocks, size, num_kv_heads, num_groups, head_dim = queries.shape
   pages = calls.local_part(keys, sharding)
   _, page_size, width = pages.shape
   num_kv_heads = num_kv_heads * width // keys.shape[2]
   is_shared = calls.axes_of(sharding, 3)[1] is not None
-  local = (num_blocks, size, num_kv_heads, num_heads, head_dim)
-  spec = make_spec(
-    name=f'tokens {tokens.dtype}{list(local)}, pages {list(pages.shape)}, '
+  local = (num_blocks, size, num_kv_heads, num_groups, head_dim)
+  spec = registry.module(kernel, 'arg_specs').ArgSpec(
+    name=f'tokens {queries.dtype}{list(local)}, pages {list(pages.shape)}, '
     f'{num_columns} of a row, window {window}'
     f'{"" if sinks is None else ", sinks"}'
     f'{", devices share them" if is_shared else ""}',
@@ -162,7 +157,7 @@ def choose(
     head_dim=head_dim,
     context=max(num_columns * page_size - size, 0),
     tree_size=size,
-    dtype=tokens.dtype.name,
+    dtype=queries.dtype.name,
     window=window,
     page_size=page_size,
     # Devices that share rows count the sinks when they merge.
@@ -175,7 +170,7 @@ def choose(
     spec,
     implementation,
     sharding,
-    jax.ShapeDtypeStruct(local, tokens.dtype),
+    jax.ShapeDtypeStruct(local, queries.dtype),
     pages,
     num_columns,
     **refused,

@@ -47,11 +47,9 @@ def paged_attention(
   positions: jax.Array,
   sinks: jax.Array | None = None,
   *,
-  scale: float,
-  window: int | None = None,
   config: Config | None = None,
-  interpret: bool = False,
   with_sums: bool = False,
+  **options: Any,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """See `reference.paged_attention`; raises NotImplementedError as `check`."""
   check(queries, keys, page_table.shape[1])
@@ -75,9 +73,7 @@ def paged_attention(
     sinks,
     config=config or default_config(queries, keys.dtype),
     name='paged_attention',
-    scale=scale,
-    window=window,
-    interpret=interpret,
+    **options,
   )
   attended = attended.reshape(queries.shape)
   log_sums = padding.zero(log_sums, num_tokens)

@@ -19,7 +19,6 @@ from jax.experimental.pallas import triton as plgpu
 from kernels_pallas import last_program, products, tiles
 from kernels_pallas.swiglu import reference
 
-_MIN_SIZE = 16  # of a product in Triton
 _MOST_TOKENS = 128
 _NUM_PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
 
@@ -37,22 +36,13 @@ class Config(tiles.Config):
   num_stages: int = tiles.number((2, 3, 4), 4)  # blocks in flight
 
 
-def default_config(
-  num_rows: int,
-  embed_dim: int,
-  ffw_dim: int,
-  dtype: jax.typing.DTypeLike,
-) -> Config:
+def _default_config(num_rows, gate_up):
   """Returns tiles that occupy the device; not measured.
 
-  Args:
-    num_rows: R.
-    embed_dim: D.
-    ffw_dim: F.
-    dtype: dtype of x and weights. Products of float32 are made without matrix
-      units.
+  Products of float32 are made without matrix units.
   """
-  is_float32 = jnp.dtype(dtype) == jnp.float32
+  embed_dim, _, ffw_dim = gate_up.shape
+  is_float32 = gate_up.dtype == jnp.float32
   is_tall = num_rows > 32
   block_rows = math.gcd(embed_dim, 32 if is_float32 else 64)
   block_columns = 32 if is_float32 else 64
@@ -72,9 +62,9 @@ def default_config(
 def check(x: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   reference.check(x, most_tokens=_MOST_TOKENS)
-  if x.shape[1] % _MIN_SIZE:
+  if x.shape[1] % tiles.LEAST_SIDE:
     raise NotImplementedError(
-      f'{x.shape[1]} rows of the weights are no multiple of {_MIN_SIZE}'
+      f'{x.shape[1]} rows of the weights are no multiple of {tiles.LEAST_SIDE}'
     )
 
 
@@ -90,8 +80,8 @@ def swiglu(
   check(x)
   num_tokens, embed_dim = x.shape
   ffw_dim = gate_up.shape[2]
-  num_rows = max(pl.next_power_of_2(num_tokens), _MIN_SIZE)
-  config = config or default_config(num_rows, embed_dim, ffw_dim, x.dtype)
+  num_rows = max(pl.next_power_of_2(num_tokens), tiles.LEAST_SIDE)
+  config = config or _default_config(num_rows, gate_up)
   if embed_dim % config.block_rows:
     raise ValueError(
       f'{config.block_rows} rows of a block do not divide {embed_dim}'

@@ -6,7 +6,6 @@ Legend: B rows, T query tokens, V vocabulary.
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas.thresholds import arg_specs
 from kernels_pallas.vocabulary import vocabulary_dispatch
 
 
@@ -48,20 +47,13 @@ def find_thresholds(
     for name, values in (('top-k', top_ks), ('top-p', top_ps))
     if values is not None
   ]
-  batch_size, num_tokens, vocab_size = logits.shape
-  spec = arg_specs.ArgSpec(
-    name=f'logits {logits.dtype}{list(logits.shape)}, {" and ".join(wanted)},',
-    batch_size=batch_size,
-    num_tokens=num_tokens,
-    vocab_size=vocab_size,
-    has_top_k=top_ks is not None,
-    has_top_p=top_ps is not None,
-  )
   call = vocabulary_dispatch.choose(
     'find_thresholds',
     implementation,
     sharding,
-    spec,
     logits,
+    f'logits {logits.dtype}{list(logits.shape)}, {" and ".join(wanted)},',
+    has_top_k=top_ks is not None,
+    has_top_p=top_ps is not None,
   )
   return call(logits, top_ks, top_ps)

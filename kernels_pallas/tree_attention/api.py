@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import call_spec, calls, dispatch
-from kernels_pallas.tree_attention import arg_specs, filled, reference
+from kernels_pallas import call_spec, calls, dispatch, registry
+from kernels_pallas.tree_attention import filled, reference
 
 
 def tree_attention(
@@ -56,9 +56,7 @@ def tree_attention(
   options = {'scale': scale, 'window': window}
   chosen = choose(
     'tree_attention',
-    arg_specs.ArgSpec,
     queries,
-    queries.shape[3],
     keys,
     tree_mask,
     window,
@@ -110,9 +108,7 @@ def chain_mask(positions: jax.Array) -> jax.Array:
 
 def choose(
   kernel: str,
-  make_spec: type[arg_specs.ArgSpec],
-  tokens: jax.Array,
-  num_groups: int,
+  queries: jax.Array,
   keys: jax.Array,
   tree_mask: jax.Array | None,
   window: int | None,
@@ -123,15 +119,15 @@ def choose(
 ) -> str:
   """Returns the implementation of a kernel that attends to rows of a cache.
 
-  `tokens` are [B, T, G, any, E], with Q = `num_groups`; the others are as in
-  `tree_attention`, and `calls.choose`.
+  The arguments are those of `tree_attention`, and of `calls.choose`.
   """
   cache = calls.local_part(keys, sharding)
   batch_size, num_kv_heads, capacity, head_dim = cache.shape
-  num_tokens, dtype = tokens.shape[1], tokens.dtype
-  local = (batch_size, num_tokens, num_kv_heads, *tokens.shape[3:])
+  num_tokens, num_groups = queries.shape[1], queries.shape[3]
+  dtype = queries.dtype
+  local = (batch_size, num_tokens, num_kv_heads, num_groups, head_dim)
   tree_size = num_tokens if tree_mask is None else tree_mask.shape[2]
-  spec = make_spec(
+  spec = registry.module(kernel, 'arg_specs').ArgSpec(
     name=f'tokens {dtype}{list(local)}, cache {list(cache.shape)}, {tree_size} '
     f'tree rows, window {window}{"" if sinks is None else ", sinks"}',
     batch_size=min(batch_size, call_spec.MOST_ROWS),

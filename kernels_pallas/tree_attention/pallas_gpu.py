@@ -26,9 +26,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas import products, tiles
-from kernels_pallas.tree_attention import mask_words, reference, triton_blocks
+from kernels_pallas.tree_attention import (
+  mask_words,
+  reference,
+  running_softmax,
+  triton_blocks,
+)
 
-_NOTHING = reference.MASKED_SCORE
 _LOG2_E = math.log2(math.e)
 
 
@@ -244,7 +248,7 @@ def _kernel(
   num_blocks = jnp.maximum(num_shared - program + num_splits - 1, 0)
   num_own = own.maximum.shape[1]
   num_blocks = jnp.where(is_own, num_own, jax.lax.div(num_blocks, num_splits))
-  nothing = _nothing(num_rows, head_dim)
+  nothing = Part(*running_softmax.nothing(num_rows, head_dim))
   part = jax.lax.fori_loop(0, num_blocks, add, nothing)
 
   @pl.when(~is_own)
@@ -271,7 +275,7 @@ def _combine_kernel(prefix_length, *refs, block_kv: int):
   token = pl.program_id(2)
   group = jnp.arange(pl.next_power_of_2(num_groups))
   is_row = group < num_groups
-  nothing = _nothing(len(group), head_dim)
+  nothing = Part(*running_softmax.nothing(len(group), head_dim))
 
   def load(part, *index):
     places = zip(_places(part, index, is_row), nothing, strict=True)
@@ -312,15 +316,6 @@ def _places(part, index, mask):
   yield part.total.at[(*wide, columns)], mask[:, None]
 
 
-def _nothing(num_rows, head_dim):
-  """Returns the `Part` [N] of no rows."""
-  return Part(
-    jnp.full((num_rows,), _NOTHING, jnp.float32),
-    jnp.zeros((num_rows,), jnp.float32),
-    jnp.zeros((num_rows, head_dim), jnp.float32),
-  )
-
-
 def _part(queries, keys, values, place, visible, scale):
   """Returns the `Part` [N] of a block.
 
@@ -339,7 +334,7 @@ def _part(queries, keys, values, place, visible, scale):
   )
   scores = scores.astype(jnp.float32) * scale
   visible = jnp.broadcast_to(visible, scores.shape)
-  scores = jnp.where(visible, scores, _NOTHING)
+  scores = jnp.where(visible, scores, reference.MASKED_SCORE)
   maximum = jnp.ceil(scores.max(axis=1))
   weights = jnp.exp2(scores - maximum[:, None])
   weights = jnp.where(visible, weights, 0.0)

@@ -6,7 +6,6 @@ Legend: B rows, T nodes of the tree, V vocabulary.
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas.verification import arg_specs
 from kernels_pallas.vocabulary import vocabulary_dispatch
 
 
@@ -46,18 +45,11 @@ def verify_tree(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  batch_size, num_tokens, vocab_size = scores.shape
-  spec = arg_specs.ArgSpec(
-    name=f'scores {scores.dtype}{list(scores.shape)}',
-    batch_size=batch_size,
-    num_tokens=num_tokens,
-    vocab_size=vocab_size,
-  )
   call = vocabulary_dispatch.choose(
     'verify_tree',
     implementation,
     sharding,
-    spec,
     scores,
+    f'scores {scores.dtype}{list(scores.shape)}',
   )
   return call(scores, token_ids, parents, sizes, ancestor_mask)
