@@ -1,4 +1,4 @@
-"""Sizes of blocks, and what kernels have as a frozen `Config` of them."""
+"""Sizes of blocks, their limits, and what kernels have as a frozen `Config`."""
 
 import dataclasses
 import functools
@@ -17,7 +17,19 @@ def whole_lanes(size: int, limit: int) -> int:
   return max((n for n in fitting if size % n == 0), default=size)
 
 
-def check_columns(head_dim: int) -> None:
+def check_most(size: int, most: int, words: str) -> None:
+  """Raises NotImplementedError if there are more than a kernel takes."""
+  if size > most:
+    raise NotImplementedError(f'{size} {words} are more than {most}')
+
+
+def check_multiple(size: int, multiple: int, words: str) -> None:
+  """Raises NotImplementedError if a number is no multiple."""
+  if size % multiple:
+    raise NotImplementedError(f'{size} {words} are no multiple of {multiple}')
+
+
+def check_head_dim(head_dim: int) -> None:
   """Raises NotImplementedError for heads that no kernel in Triton takes."""
   if head_dim not in (16, 32, 64, 128, 256):
     raise NotImplementedError(

@@ -52,9 +52,8 @@ def fused_attention(
     sinks: [G, Q] or None.
     scale: factor of the scores.
     window: tokens that are visible.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`. Where there is no kernel for all of it, the
-      name is that of the code of `tree_attention`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`. Where there is no kernel
+      for all of it, the name is that of the code of `tree_attention`.
     sharding: sharding of keys and values, whose first two axes alone may be
       sharded. None means JAX's default device.
 
@@ -85,9 +84,7 @@ def fused_attention(
     return reference.fused_attention(
       *arrays, tree_mask, positions, sinks, attend=attend, **options
     )
-  if tree_mask is None:
-    tree_mask = attention_api.chain_mask(positions)
-  arrays += (tree_mask, positions, *([] if sinks is None else [sinks]))
+  arrays += attention_api.for_kernels(tree_mask, positions, sinks)
   rows, groups = calls.axes_of(sharding, 2)
   tokens, cache, of_row = P(rows, None, groups), P(rows, groups), P(rows)
   return calls.run(

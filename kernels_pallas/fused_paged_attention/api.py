@@ -69,9 +69,8 @@ def fused_paged_attention(
     window: tokens that are visible.
     is_one_row: whether all blocks are of the same row, as in
       `paged_attention.api`.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`. Where there is no kernel for all of it, the
-      name is that of the code of `paged_attention`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`. Where there is no kernel
+      for all of it, the name is that of the code of `paged_attention`.
     sharding: sharding of keys and values, whose last axis alone may be sharded.
       None means JAX's default device.
 
@@ -106,9 +105,7 @@ def fused_paged_attention(
     return reference.fused_paged_attention(
       *arrays, tree_mask, positions, sinks, attend=attend, **options
     )
-  if tree_mask is None:
-    tree_mask = tree_api.chain_mask(positions)
-  arrays += (tree_mask, positions, *([] if sinks is None else [sinks]))
+  arrays += tree_api.for_kernels(tree_mask, positions, sinks)
   *_, groups = calls.axes_of(sharding, 3)
   tokens, pages = P(None, groups), P(None, None, groups)
   return calls.run(

@@ -32,8 +32,7 @@ def kv_commit(
     path: i32[B, T] rows to keep, counted from `starts`. All are read before
       any is written.
     num_rows: static bound: all of `path` is below it, and T is not above it.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of the caches, whose first two axes alone may be sharded.
       None means JAX's default device.
 

@@ -33,9 +33,8 @@ class Config(tiles.Config):
 
 def check(cache: jax.Array, num_rows: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tiles.check_columns(cache.shape[3])
-  if num_rows > MOST_ROWS:
-    raise NotImplementedError(f'{num_rows} rows are more than {MOST_ROWS}')
+  tiles.check_head_dim(cache.shape[3])
+  tiles.check_most(num_rows, MOST_ROWS, 'rows')
 
 
 def kv_commit(

@@ -37,8 +37,7 @@ class Config(tiles.Config):
 def check(cache: jax.Array, num_rows: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   _, _, capacity, head_dim = cache.shape
-  if head_dim % 64:
-    raise NotImplementedError(f'head_dim {head_dim} is no multiple of 64')
+  tiles.check_multiple(head_dim, 64, 'numbers of a head')
   tile = _tile(head_dim)
   if capacity % tile or _window(num_rows, tile) > capacity:
     raise NotImplementedError(

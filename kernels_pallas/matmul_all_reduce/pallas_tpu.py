@@ -38,10 +38,7 @@ def check(x: jax.Array, num_outputs: int, num_devices: int) -> None:
   """
   num_tokens = x.shape[0]
   products.check_dtype(x.dtype)
-  if num_tokens > _MOST_TOKENS:
-    raise NotImplementedError(
-      f'{num_tokens} tokens are more than {_MOST_TOKENS}'
-    )
+  tiles.check_most(num_tokens, _MOST_TOKENS, 'tokens')
   num_bytes = num_devices * num_tokens * num_outputs * x.dtype.itemsize
   if num_bytes > _PART_BYTES:
     raise NotImplementedError(

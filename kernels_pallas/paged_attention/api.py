@@ -84,16 +84,14 @@ def paged_attention(
     pages_dtype=keys.dtype,
     native=calls.several_devices(sharding),
   )
-  arrays = (keys, values, page_table, prefix_lengths, num_tokens)
+  arrays = (queries, keys, values, page_table, prefix_lengths, num_tokens)
   _, tokens, heads = calls.axes_of(sharding, 3)
   if chosen == dispatch.REFERENCE and tokens is None:
     if is_one_row and tree_mask is None:
-      return reference.of_one_row(queries, *arrays, positions, sinks, **options)
+      return reference.of_one_row(*arrays, positions, sinks, **options)
     return reference.paged_attention(
-      queries, *arrays, tree_mask, positions, sinks, **options
+      *arrays, tree_mask, positions, sinks, **options
     )
-  if tree_mask is None:
-    tree_mask = tree_api.chain_mask(positions)
   if tokens is not None:
     options['with_sums'] = True
   call = calls.function('paged_attention', chosen, options, sharding)
@@ -105,9 +103,7 @@ def paged_attention(
       page_size=page_size or keys.shape[1],
       window=window,
     )
-  arrays = (queries, *arrays, tree_mask, positions)
-  if sinks is not None:
-    arrays = (*arrays, sinks)
+  arrays += tree_api.for_kernels(tree_mask, positions, sinks)
   if sharding is not None:
     by_head, pages = P(None, None, heads), P(None, tokens, heads)
     call = jax.shard_map(

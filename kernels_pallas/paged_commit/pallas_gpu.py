@@ -25,10 +25,7 @@ _DEFAULT = Config()
 def check(pages: jax.Array, num_kept: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   tiles.check_pages(pages)
-  if num_kept > dense_kernel.MOST_ROWS:
-    raise NotImplementedError(
-      f'{num_kept} rows are more than {dense_kernel.MOST_ROWS}'
-    )
+  tiles.check_most(num_kept, dense_kernel.MOST_ROWS, 'rows')
 
 
 def paged_commit(

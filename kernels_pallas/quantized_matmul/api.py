@@ -29,9 +29,8 @@ def quantized_matmul(
       inputs.
     activation: gate that joins two parts, gate and up: one of
       `swiglu.reference.ACTIVATIONS`. None leaves the parts as they are.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`. What 'mosaic_gpu' cannot do is left to
-      'pallas_gpu'.
+    implementation: one of `dispatch.IMPLEMENTATIONS`. What 'mosaic_gpu' cannot
+      do is left to 'pallas_gpu'.
     sharding: sharding of `values`, of whose last two axes one may be sharded.
       The C groups are sharded with the inputs, unless there is only one.
 

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from kernels_pallas import products
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.quantized_matmul import mosaic_chunk, tiles
 from kernels_pallas.swiglu import reference as gate
@@ -51,22 +52,15 @@ class Config(block_tiles.Config):
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   tiles.check(x, values)
-  if x.dtype != jnp.bfloat16:
-    raise NotImplementedError(f'{x.dtype} is not bfloat16')
-  if values.dtype.name not in mosaic_chunk.LAYOUTS:
-    raise NotImplementedError(
-      f'{values.dtype} is not {" or ".join(mosaic_chunk.LAYOUTS)}'
-    )
+  products.check_dtype(x.dtype, ['bfloat16'])
+  products.check_dtype(values.dtype, mosaic_chunk.LAYOUTS)
   num_inputs, num_outputs = values.shape[1:]
   if tiles.chunk_size_of(num_inputs, scales.shape[1]) not in _CHUNK_SIZES:
     raise NotImplementedError(
       f'{num_inputs} inputs in {scales.shape[1]} groups are no chunks of '
       f'{" or ".join(map(str, _CHUNK_SIZES))}'
     )
-  if num_outputs % _OUTPUTS:
-    raise NotImplementedError(
-      f'{num_outputs} outputs are no multiple of {_OUTPUTS}'
-    )
+  block_tiles.check_multiple(num_outputs, _OUTPUTS, 'outputs')
 
 
 def quantized_matmul(

@@ -47,10 +47,8 @@ class Config(block_tiles.Config):
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   tiles.check(x, values)
-  if x.dtype == jnp.float32 and x.shape[0] > _MOST_FLOAT32_ROWS:
-    raise NotImplementedError(
-      f'{x.shape[0]} rows of float32, more than {_MOST_FLOAT32_ROWS}'
-    )
+  if x.dtype == jnp.float32:
+    block_tiles.check_most(len(x), _MOST_FLOAT32_ROWS, 'rows of float32')
   triton_chunks.check_sizes(values, scales)
 
 

@@ -4,7 +4,7 @@ import math
 
 import jax
 
-from kernels_pallas import products
+from kernels_pallas import products, tiles
 
 MOST_ROWS = 64
 MOST_INPUTS = 128  # of a chunk on GPUs
@@ -21,11 +21,9 @@ def check(x: jax.Array, values: jax.Array, most_rows: int = MOST_ROWS) -> None:
     values: weight.
     most_rows: number of rows that kernels take.
   """
-  if len(x) > most_rows:
-    raise NotImplementedError(f'{len(x)} rows, more than {most_rows}')
+  tiles.check_most(len(x), most_rows, 'rows')
   products.check_dtype(x.dtype)
-  if values.dtype.name not in BITS:
-    raise NotImplementedError(f'{values.dtype} is not one of {", ".join(BITS)}')
+  products.check_dtype(values.dtype, BITS)
 
 
 def chunk_size_of(num_inputs: int, num_groups: int) -> int:

@@ -30,10 +30,7 @@ def check_sizes(values: jax.Array, scales: jax.Array) -> None:
       f'{num_inputs} inputs in {num_groups} groups are no chunks of a power '
       f'of two from {block_tiles.LEAST_SIDE}'
     )
-  if num_outputs % block_tiles.LEAST_SIDE:
-    raise NotImplementedError(
-      f'{num_outputs} outputs are no multiple of {block_tiles.LEAST_SIDE}'
-    )
+  block_tiles.check_multiple(num_outputs, block_tiles.LEAST_SIDE, 'outputs')
   num_bytes = values.size * tiles.BITS[values.dtype.name] // 8
   if _NARROW_BYTES // 2 < num_bytes <= _NARROW_BYTES:
     raise NotImplementedError(

@@ -25,8 +25,7 @@ def swiglu(
     x: [B, T, D], bfloat16 or float32 for kernels.
     gate_up: [D, 2, F] of the same dtype, gate first.
     activation: name of act, one of `reference.ACTIVATIONS`.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of gate_up, whose last axis alone may be sharded. None
       means JAX's default device.
 

@@ -62,10 +62,7 @@ def _default_config(num_rows, gate_up):
 def check(x: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   reference.check(x, most_tokens=_MOST_TOKENS)
-  if x.shape[1] % tiles.LEAST_SIDE:
-    raise NotImplementedError(
-      f'{x.shape[1]} rows of the weights are no multiple of {tiles.LEAST_SIDE}'
-    )
+  tiles.check_multiple(x.shape[1], tiles.LEAST_SIDE, 'rows of the weights')
 
 
 def swiglu(

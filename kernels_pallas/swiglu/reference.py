@@ -5,11 +5,9 @@ Legend: N tokens, D embed, F ffw.
 
 import jax
 
-from kernels_pallas import products
+from kernels_pallas import products, tiles
 
-# By dtype, of the largest number of a result: implementations add up in
-# different orders. Other dtypes must be equal.
-TOLERANCES = {'float32': 2**-16, 'bfloat16': 2**-6}
+TOLERANCES = products.TOLERANCES
 
 ACTIVATIONS = ('silu', 'gelu_tanh')
 
@@ -38,5 +36,4 @@ def check(x: jax.Array, *, most_tokens: int) -> None:
     most_tokens: largest N that the kernel can do.
   """
   products.check_dtype(x.dtype)
-  if len(x) > most_tokens:
-    raise NotImplementedError(f'{len(x)} tokens are more than {most_tokens}')
+  tiles.check_most(len(x), most_tokens, 'tokens')

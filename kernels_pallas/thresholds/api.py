@@ -31,8 +31,7 @@ def find_thresholds(
     top_ps: f32[B] least shares of probability, larger than 0; infinity keeps
       all, as None does. They are kept within 2e-5. If nearly all tokens have
       less than 2**-30 of the highest probability, V * 2**-30 is added to that.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of any array on the devices of the call. None means
       JAX's default device.
 

@@ -42,8 +42,7 @@ def tree_attention(
       of `position - window` or less. None means all.
     sinks: [G, Q] score of each query head that takes a share of the softmax
       and has no value (gpt-oss model card, section 2.2); None means none.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of keys and values, whose first two axes alone may be
       sharded. None means JAX's default device.
 
@@ -65,29 +64,19 @@ def tree_attention(
     sharding,
     native=calls.several_devices(sharding),
   )
+  arrays = (queries, keys, values, prefix_lengths)
   if chosen == dispatch.REFERENCE:
     is_on_cpu = dispatch.platform_of(sharding) == 'cpu'
     backend = filled if is_on_cpu else reference
     return backend.tree_attention(
-      queries,
-      keys,
-      values,
-      prefix_lengths,
-      tree_mask,
-      positions,
-      sinks,
-      **options,
+      *arrays, tree_mask, positions, sinks, **options
     )
-  if tree_mask is None:
-    tree_mask = chain_mask(positions)
-  arrays = (queries, keys, values, prefix_lengths, tree_mask, positions)
-  arrays += () if sinks is None else (sinks,)
   rows, heads = calls.axes_of(sharding, 2)
   tokens, cache = P(rows, None, heads), P(rows, heads)
   return calls.run(
     'tree_attention',
     chosen,
-    arrays,
+    (*arrays, *for_kernels(tree_mask, positions, sinks)),
     options,
     sharding,
     (tokens, cache, cache, *[P(rows)] * 3, P(heads)),
@@ -95,15 +84,18 @@ def tree_attention(
   )
 
 
-def chain_mask(positions: jax.Array) -> jax.Array:
-  """Returns bool[B, T, T], the mask of a chain: each token sees those before.
+def for_kernels(
+  tree_mask: jax.Array | None, positions: jax.Array, sinks: jax.Array | None
+) -> tuple[jax.Array, ...]:
+  """Returns the last arguments of a kernel: with a mask, and sinks if any.
 
-  Args:
-    positions: i32[B, T] of the tokens, of which the shape is read.
+  The mask of a chain is bool[B, T, T]: each token sees those before.
   """
-  batch, num_tokens = positions.shape
-  chain = jnp.tri(num_tokens, dtype=bool)[None]
-  return jnp.broadcast_to(chain, (batch, num_tokens, num_tokens))
+  if tree_mask is None:
+    batch, num_tokens = positions.shape
+    chain = jnp.tri(num_tokens, dtype=bool)[None]
+    tree_mask = jnp.broadcast_to(chain, (batch, num_tokens, num_tokens))
+  return tree_mask, positions, *([] if sinks is None else [sinks])
 
 
 def choose(

@@ -10,7 +10,7 @@ Legend: B rows, T query tokens, M cache rows of the tree, W words.
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import products
+from kernels_pallas import products, tiles
 
 BITS = 32
 _MAX_WORDS = 8
@@ -26,10 +26,7 @@ def check(queries: jax.Array, most_rows: int, tree_size: int) -> None:
   """
   products.check_dtype(queries.dtype)
   num_rows = queries.shape[1] * queries.shape[3]
-  if num_rows > most_rows:
-    raise NotImplementedError(
-      f'{num_rows} rows of queries for a kv head are more than {most_rows}'
-    )
+  tiles.check_most(num_rows, most_rows, 'rows of queries for a kv head')
   if tree_size > _MAX_WORDS * BITS:
     raise NotImplementedError(
       f'a mask of {tree_size} columns is wider than {_MAX_WORDS * BITS}'

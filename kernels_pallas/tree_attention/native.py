@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels_pallas import products
+from kernels_pallas import products, tiles
 from kernels_pallas.native import library
 
 _LANES = 16  # of the widest vectors of float32
@@ -21,11 +21,7 @@ def check(queries: jax.Array, keys: jax.Array, tree_size: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   del keys, tree_size
   products.check_dtype(queries.dtype)
-  head_dim = queries.shape[-1]
-  if head_dim % _LANES:
-    raise NotImplementedError(
-      f'head_dim {head_dim} is not a multiple of {_LANES}'
-    )
+  tiles.check_multiple(queries.shape[-1], _LANES, 'numbers of a head')
   library.check('attention')
 
 

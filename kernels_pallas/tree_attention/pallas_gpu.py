@@ -77,7 +77,7 @@ def check(queries: jax.Array, keys: jax.Array, tree_size: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   del keys
   mask_words.check(queries, triton_blocks.MAX_QUERY_ROWS, tree_size)
-  tiles.check_columns(queries.shape[4])
+  tiles.check_head_dim(queries.shape[4])
 
 
 def tree_attention(

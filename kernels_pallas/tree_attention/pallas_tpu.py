@@ -42,11 +42,7 @@ class Config(tiles.Config):
 def check(queries: jax.Array, keys: jax.Array, tree_size: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   tpu_blocks.check(queries, tree_size)
-  capacity = keys.shape[2]
-  if capacity % tiles.LANES:
-    raise NotImplementedError(
-      f'{capacity} cache rows are no multiple of {tiles.LANES}'
-    )
+  tiles.check_multiple(keys.shape[2], tiles.LANES, 'cache rows')
 
 
 def tree_attention(

@@ -32,8 +32,7 @@ def verify_tree(
       for root and padding.
     sizes: i32[B] number of nodes, the root included; padding comes last.
     ancestor_mask: bool[B, T, T], [i, j] is True if j is i or an ancestor of i.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of any array on the devices of the call. None means
       JAX's default device.
 

@@ -10,6 +10,7 @@ Legend: T nodes, padding included.
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import products, tiles
 from kernels_pallas.verification import reference
 
 FAR = 2**30  # more than any token id
@@ -17,11 +18,8 @@ FAR = 2**30  # more than any token id
 
 def check(scores: jax.Array, *, most_nodes: int) -> None:
   """Raises NotImplementedError for scores [B, T, V] that a kernel cannot do."""
-  if scores.dtype != jnp.float32:
-    raise NotImplementedError(f'dtype {scores.dtype} is not float32')
-  size = scores.shape[1]
-  if size > most_nodes:
-    raise NotImplementedError(f'{size} tokens are more than {most_nodes}')
+  products.check_dtype(scores.dtype, ['float32'])
+  tiles.check_most(scores.shape[1], most_nodes, 'tokens')
 
 
 def walk(
