@@ -77,9 +77,21 @@ class CallSpec(abc.ABC):
     """
     return self
 
+  @functools.partial(jax.jit, static_argnums=0)
   def make_arrays(self, key: jax.Array, **meaning: Any) -> Arrays:
     """Returns random arguments with such a meaning; the key is consumed."""
-    return _make_arrays(self, key, meaning)
+    abstract, treedef = jax.tree.flatten(self.arrays())
+    keys = jax.random.split(key, len(abstract))
+    leaves = [None] * len(abstract)
+    for like in dict.fromkeys(abstract):
+      # At once: for 64 caches one by one, XLA compiles for minutes on GPUs.
+      places = [i for i, x in enumerate(abstract) if x == like]
+      values = jax.vmap(functools.partial(_random, abstract=like))(
+        keys[np.array(places)]
+      )
+      for place, value in zip(places, values, strict=True):
+        leaves[place] = value
+    return self.with_meaning(*treedef.unflatten(leaves), **meaning)
 
   def suits(self, implementation: str) -> bool:
     """Returns whether an implementation is made for such a shape."""
@@ -93,22 +105,6 @@ class CallSpec(abc.ABC):
   def draws(self, key: jax.Array) -> Iterator[Arrays]:
     """Yields arguments to compare implementations at; the key is consumed."""
     yield from map(self.make_arrays, jax.random.split(key))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _make_arrays(spec, key, meaning):
-  abstract, treedef = jax.tree.flatten(spec.arrays())
-  keys = jax.random.split(key, len(abstract))
-  leaves = [None] * len(abstract)
-  for like in dict.fromkeys(abstract):
-    # At once: for 64 caches one by one, XLA compiles for minutes on GPUs.
-    places = [i for i, x in enumerate(abstract) if x == like]
-    values = jax.vmap(functools.partial(_random, abstract=like))(
-      keys[np.array(places)]
-    )
-    for place, value in zip(places, values, strict=True):
-      leaves[place] = value
-  return spec.with_meaning(*treedef.unflatten(leaves), **meaning)
 
 
 def _random(key, abstract):

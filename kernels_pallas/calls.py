@@ -1,6 +1,7 @@
 """How the functions that models call choose an implementation and run it."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,6 +47,17 @@ def choose(
   )
 
 
+def function(
+  kernel: str,
+  chosen: str,
+  options: dict[str, Any],
+  sharding: Sharding | None,
+) -> Callable[..., Any]:
+  """Returns an implementation with the tiles that were measured for it."""
+  call = functools.partial(registry.function(kernel, chosen), **options)
+  return tuning.tuned(kernel, chosen, call, sharding)
+
+
 def run(
   kernel: str,
   chosen: str,
@@ -57,11 +69,11 @@ def run(
 ) -> Any:
   """Returns what an implementation makes of arrays, each device of its part.
 
-  Arrays at the end may be missing, and `in_specs` have more.
+  Arrays at the end may be missing, and `in_specs` have more. The reference is
+  parted by the compiler.
   """
-  call = functools.partial(registry.function(kernel, chosen), **options)
-  call = tuning.tuned(kernel, chosen, call, sharding)
-  if sharding is not None:
+  call = function(kernel, chosen, options, sharding)
+  if sharding is not None and chosen != dispatch.REFERENCE:
     call = jax.shard_map(
       call,
       mesh=sharding.mesh,
@@ -84,9 +96,12 @@ def several_devices(sharding: NamedSharding | None) -> str | None:
   return None if is_one else 'several devices share the cache'
 
 
-def local_shape(array, sharding: NamedSharding | None) -> tuple[int, ...]:
-  """Returns the shape of a device's part."""
-  return array.shape if sharding is None else sharding.shard_shape(array.shape)
+def local_part(
+  array: jax.Array, sharding: NamedSharding | None
+) -> jax.ShapeDtypeStruct:
+  """Returns the abstract part of an array that a device has."""
+  shape = array.shape if sharding is None else sharding.shard_shape(array.shape)
+  return jax.ShapeDtypeStruct(shape, array.dtype)
 
 
 def axes_of(sharding: NamedSharding | None, num_axes: int) -> tuple[Any, ...]:

@@ -6,6 +6,8 @@ whatever other rows are beside it, and on any number of devices.
 Legend: N rows, K inputs, A axes of outputs.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -48,7 +50,10 @@ def quantize_rows(
 def multiply(rows: jax.Array, weight: jax.Array) -> jax.Array:
   """Returns int8[N, K] times int8[*A, K], summed: i32[N, *A]."""
   return jax.lax.platform_dependent(
-    rows, weight, cpu=_multiply_on_cpu, default=_rows_first
+    rows,
+    weight,
+    cpu=_multiply_on_cpu,
+    default=functools.partial(_einsum, 'nk,...k->n...'),
   )
 
 
@@ -64,10 +69,6 @@ def _multiply_on_cpu(rows, weight):
   # whole weight to multiply.
   product = jax.lax.optimization_barrier(product)
   return jnp.moveaxis(product, -1, 0)[:num_rows]
-
-
-def _rows_first(rows, weight):
-  return _einsum('nk,...k->n...', rows, weight)
 
 
 def _einsum(subscripts, x, y):

@@ -16,11 +16,15 @@ Legend: N rows, K inputs, V table rows.
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+# By dtype, of the largest number of a result: implementations add up in
+# different orders. Other dtypes must be equal.
+TOLERANCES = {'float32': 2**-16, 'bfloat16': 2**-6}
 
 # Rows up to which it is the weight's bytes that a product takes time for.
 FEW_ROWS = 64
@@ -41,6 +45,28 @@ def at_full_precision(
   if jnp.dtype(dtype) != jnp.float32:
     return contextlib.nullcontext()
   return jax.default_matmul_precision('highest')
+
+
+def precision(dtype: jax.typing.DTypeLike) -> jax.lax.Precision | None:
+  """Returns that of products with rows of `dtype`: few bits are exact."""
+  return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
+def dot(x: jax.Array, y: jax.Array) -> jax.Array:
+  """Returns x times y in float32, with all bits; for use in kernels."""
+  return jnp.dot(
+    x, y, precision=precision(x.dtype), preferred_element_type=jnp.float32
+  )
+
+
+def check_dtype(
+  dtype: jax.typing.DTypeLike,
+  known: Collection[str] = ('bfloat16', 'float32'),
+) -> None:
+  """Raises NotImplementedError for a dtype that a kernel does not know."""
+  name = jnp.dtype(dtype).name
+  if name not in known:
+    raise NotImplementedError(f'dtype {name} is not {" or ".join(known)}')
 
 
 def multiply(rows: jax.Array, weight: jax.Array) -> jax.Array:

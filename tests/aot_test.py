@@ -89,7 +89,7 @@ def test_every_shape_is_one_that_the_kernels_take():
   for spec in attention_specs.arg_specs():
     queries, keys, _, _, mask, *_ = spec.arrays()
     for backend in (pallas_tpu, pallas_gpu):
-      backend.check(queries.shape, keys.shape, mask.shape[2], queries.dtype)
+      backend.check(queries, keys, mask.shape[2])
 
 
 def test_the_product_for_hopper_has_every_shape_of_its_dtypes():
@@ -107,10 +107,9 @@ def test_pages_suit_the_kernels_that_take_them():
     for name in registry.implementations('paged_attention'):
       check = functools.partial(
         registry.module('paged_attention', name).check,
-        queries.shape,
-        keys.shape,
+        queries,
+        keys,
         table.shape[1],
-        queries.dtype,
       )
       if spec.suits(name):
         check()

@@ -123,7 +123,7 @@ def test_shares_of_devices(axes):
 @pytest.mark.parametrize(
   ('shapes', 'message'),
   [
-    (((513, 64), (1, 64, 128), (1, 1, 128)), '513 rows, more than 512'),
+    (((513, 64), (1, 64, 128), (1, 1, 128)), '513 rows are more than 512'),
     (((2, 72), (1, 72, 128), (1, 9, 128)), '72 inputs in 9 groups are no'),
   ],
 )

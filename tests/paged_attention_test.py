@@ -412,11 +412,12 @@ def test_kernels_on_the_rows_of_each_device(name, case, num_sharing, changes):
 def test_what_no_kernel_takes_is_named(changes, name, reason):
   case = dataclasses.replace(CASES['window'], **changes)
   blocks, pages = len(case.num_tokens), case.num_columns * 2
+  heads = (case.num_kv_heads, case.num_groups, case.head_dim)
+  width = case.num_kv_heads * case.head_dim
   spec = (
-    (blocks, case.size, case.num_kv_heads, case.num_groups, case.head_dim),
-    (pages, case.page_size, case.num_kv_heads * case.head_dim),
+    jax.ShapeDtypeStruct((blocks, case.size, *heads), case.dtype),
+    jax.ShapeDtypeStruct((pages, case.page_size, width), case.dtype),
     case.num_columns,
-    jnp.dtype(case.dtype),
   )
   check = {'pallas_tpu': pallas_tpu, 'pallas_gpu': pallas_gpu}[name].check
   with pytest.raises(NotImplementedError, match=reason):

@@ -182,7 +182,7 @@ def test_triton_takes_what_hopper_cannot(weight_dtype, num_outputs, chosen):
 @pytest.mark.parametrize(
   ('shapes', 'message'),
   [
-    (((65, 64), (1, 64, 128), (1, 1, 128)), '65 rows, more than 64'),
+    (((65, 64), (1, 64, 128), (1, 1, 128)), '65 rows are more than 64'),
     (((2, 72), (1, 72, 128), (1, 9, 128)), '72 inputs in 9 groups are no'),
   ],
 )
@@ -195,7 +195,7 @@ def test_what_kernels_cannot_do(backend, shapes, message):
 
 def test_the_gpu_takes_few_rows_of_float32():
   arrays = arguments(3, 17, 'float32', 'int8')
-  with pytest.raises(NotImplementedError, match='17 rows of float32, more'):
+  with pytest.raises(NotImplementedError, match='17 rows of float32 are more'):
     pallas_gpu.check(*arrays)
 
 

@@ -158,6 +158,6 @@ def test_sums_are_exact():
 @pytest.mark.parametrize('backend', [pallas_tpu, pallas_gpu])
 def test_what_kernels_cannot_do(backend):
   with pytest.raises(NotImplementedError, match='bfloat16 is not float32'):
-    backend.check((1, 1, 8), jnp.dtype('bfloat16'))
+    backend.check(jax.ShapeDtypeStruct((1, 1, 8), jnp.bfloat16))
   with pytest.raises(NotImplementedError, match='600000 tokens are more'):
-    backend.check((1, 1, 600_000), jnp.dtype('float32'))
+    backend.check(jax.ShapeDtypeStruct((1, 1, 600_000), jnp.float32))

@@ -41,8 +41,7 @@ def few_rows(
     epsilon: number that is added to the mean square of the norm.
     activation: gate that joins the two parts of the outputs, of the first of
       axes A, or None; one of `swiglu.reference.ACTIVATIONS`.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
 
   Returns:
     f32[N, *A], without the first axis of A where an activation joins it; in
@@ -52,7 +51,19 @@ def few_rows(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  chosen = _choose(rows, weight, num_terms, implementation)
+  terms = f', {num_terms} terms' if num_terms > 1 else ''
+  spec = arg_specs.ArgSpec(
+    name=f'rows {rows.dtype}{list(rows.shape)}, '
+    f'weight {weight.dtype}{list(weight.shape)}{terms}',
+    num_tokens=rows.shape[0],
+    num_inputs=rows.shape[1],
+    out_shape=weight.shape[:-1],
+    dtype=rows.dtype.name,
+    weight_dtype=weight.dtype.name,
+    num_terms=num_terms,
+  )
+  on_cpu = SingleDeviceSharding(jax.local_devices(backend='cpu')[0])
+  chosen = calls.choose('few_rows', spec, implementation, on_cpu, rows.dtype)
   call = registry.function('few_rows', chosen)
   return call(
     rows,
@@ -86,23 +97,3 @@ def usable(implementation: str) -> str:
   is_on_cpu = dispatch.platform_of(None) == 'cpu'
   has_kernel = implementation in ('auto', 'native')
   return implementation if is_on_cpu and has_kernel else dispatch.REFERENCE
-
-
-def _choose(rows, weight, num_terms, implementation):
-  """Returns the name of the implementation."""
-  terms = f', {num_terms} terms' if num_terms > 1 else ''
-  described = (
-    f'rows {rows.dtype}{list(rows.shape)}, '
-    f'weight {weight.dtype}{list(weight.shape)}{terms}'
-  )
-  on_cpu = SingleDeviceSharding(jax.local_devices(backend='cpu')[0])
-  spec = arg_specs.ArgSpec(
-    name=described,
-    num_tokens=rows.shape[0],
-    num_inputs=rows.shape[1],
-    out_shape=weight.shape[:-1],
-    dtype=rows.dtype.name,
-    weight_dtype=weight.dtype.name,
-    num_terms=num_terms,
-  )
-  return calls.choose('few_rows', spec, implementation, on_cpu, rows.dtype)

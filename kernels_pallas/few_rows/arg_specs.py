@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from kernels_pallas import call_spec, model_shapes
 
-_MODELS = ('smollm2-135m', 'gemma3-270m')
 _NUM_TOKENS = (1, 2, 4, 8, 16)
 # Of rows and weights.
 _DTYPES = (
@@ -85,7 +84,7 @@ class ArgSpec(call_spec.CallSpec):
 def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
   """Yields models and their shapes, the same ones several times."""
   for model in model_shapes.MODELS:
-    if model.name not in _MODELS:
+    if model.name not in model_shapes.BUILTIN:
       continue
     matrices = _matrices(model)
     for (dtype, weight_dtype), num_tokens, name in itertools.product(

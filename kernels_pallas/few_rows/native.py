@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels_pallas import products
 from kernels_pallas.native import library
 from kernels_pallas.swiglu import reference
 
@@ -20,9 +21,7 @@ DTYPES = ('float32', 'bfloat16')  # of rows
 
 def check(dtype: jax.typing.DTypeLike) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  name = jnp.dtype(dtype).name
-  if name not in DTYPES:
-    raise NotImplementedError(f'dtype {name} is not {" or ".join(DTYPES)}')
+  products.check_dtype(dtype, DTYPES)
   library.check('few_rows')
 
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from kernels_pallas import int8_products, norm, products
 from kernels_pallas.swiglu import reference as swiglu_reference
 
-# By dtype, of the largest number of a result: implementations add up in
-# different orders. Other dtypes must be equal.
+# As `products.TOLERANCES`; sums of bfloat16 must be equal.
 TOLERANCES = {'float32': 2**-16}
 
 

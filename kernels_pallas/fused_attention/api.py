@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import calls, dispatch
 from kernels_pallas.few_rows import api as few_rows_api
-from kernels_pallas.fused_attention import arg_specs, reference
+from kernels_pallas.fused_attention import reference
 from kernels_pallas.native import library
 from kernels_pallas.tree_attention import api as attention_api
 
@@ -52,9 +52,8 @@ def fused_attention(
     sinks: [G, Q] or None.
     scale: factor of the scores.
     window: tokens that are visible.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`. Where there is no kernel for all of it, the
-      name is that of the code of `tree_attention`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`. Where there is no kernel
+      for all of it, the name is that of the code of `tree_attention`.
     sharding: sharding of keys and values, whose first two axes alone may be
       sharded. None means JAX's default device.
 
@@ -68,9 +67,7 @@ def fused_attention(
   arrays = (heads, cos, sin, keys, values, starts, prefix_lengths)
   chosen = attention_api.choose(
     'fused_attention',
-    arg_specs.ArgSpec,
-    heads,
-    heads.shape[3] - 2,
+    reference.queries_of(heads),
     keys,
     tree_mask,
     window,
@@ -87,9 +84,7 @@ def fused_attention(
     return reference.fused_attention(
       *arrays, tree_mask, positions, sinks, attend=attend, **options
     )
-  if tree_mask is None:
-    tree_mask = attention_api.chain_mask(positions)
-  arrays += (tree_mask, positions, *([] if sinks is None else [sinks]))
+  arrays += attention_api.for_kernels(tree_mask, positions, sinks)
   rows, groups = calls.axes_of(sharding, 2)
   tokens, cache, of_row = P(rows, None, groups), P(rows, groups), P(rows)
   return calls.run(

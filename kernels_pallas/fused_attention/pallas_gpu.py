@@ -13,28 +13,18 @@ Legend:
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kernels_pallas.fused_attention import triton_heads
+from kernels_pallas.fused_attention import reference, triton_heads
 from kernels_pallas.tree_attention import mask_words, triton_blocks
 from kernels_pallas.tree_attention import pallas_gpu as tree_kernel
 
 Config = tree_kernel.Config
-
-
-def check(
-  heads_shape: tuple[int, ...],
-  keys_shape: tuple[int, ...],
-  tree_size: int,
-  dtype: jax.typing.DTypeLike,
-) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  *tokens, num_heads, head_dim = heads_shape
-  queries_shape = (*tokens, num_heads - 2, head_dim)
-  tree_kernel.check(queries_shape, keys_shape, tree_size, dtype)
+check = tree_kernel.check
 
 
 def fused_attention(
@@ -49,15 +39,14 @@ def fused_attention(
   positions: jax.Array,
   sinks: jax.Array | None = None,
   *,
-  scale: float,
-  window: int | None = None,
   config: Config | None = None,
-  interpret: bool = False,
+  **options: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_attention`; raises NotImplementedError as `check`."""
-  check(heads.shape, keys.shape, tree_mask.shape[2], heads.dtype)
-  num_tokens, num_kv_heads, num_heads, head_dim = heads.shape[1:]
-  num_rows = triton_blocks.num_rows_of(num_tokens, num_heads - 2)
+  queries = reference.queries_of(heads)
+  check(queries, keys, tree_mask.shape[2])
+  _, num_tokens, _, num_groups, head_dim = queries.shape
+  num_rows = triton_blocks.num_rows_of(num_tokens, num_groups)
   cos, sin, flat = (x.reshape(-1, *x.shape[2:]) for x in (cos, sin, heads))
   attended, _, *written = triton_blocks.launch(
     functools.partial(_kernel, tree_size=tree_mask.shape[2]),
@@ -72,13 +61,10 @@ def fused_attention(
     sinks,
     config=config or tree_kernel.default_config(num_rows, head_dim, keys.dtype),
     name='fused_attention',
-    scale=scale,
-    window=window,
-    interpret=interpret,
     writes=True,
+    **options,
   )
-  shape = (*heads.shape[:2], num_kv_heads, num_heads - 2, head_dim)
-  return attended.reshape(shape), *written
+  return attended.reshape(queries.shape), *written
 
 
 def _kernel(

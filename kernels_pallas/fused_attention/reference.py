@@ -4,6 +4,7 @@ Legend: B rows, T new tokens, M cache rows of the tree, S cache capacity, G kv
 heads, Q query heads for each kv head, E head_dim.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,28 +28,16 @@ def fused_attention(
   **options: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_attention`; `attend` does what `tree_attention` does."""
-  queries, keys, values = rotate_and_write(
-    heads, cos, sin, keys, values, starts
-  )
-  return attend(queries, keys, values, *seen, **options), keys, values
-
-
-def rotate_and_write(
-  heads: jax.Array,
-  cos: jax.Array,
-  sin: jax.Array,
-  keys: jax.Array,
-  values: jax.Array,
-  starts: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns queries [B, T, G, Q, E], and the cache with the new tokens.
-
-  The arguments are those of `api.fused_attention`.
-  """
   queries, new_keys, new_values = rotate_heads(heads, cos, sin)
   keys = write(keys, new_keys, starts)
   values = write(values, new_values, starts)
-  return queries, keys, values
+  return attend(queries, keys, values, *seen, **options), keys, values
+
+
+def queries_of(heads: jax.Array) -> jax.ShapeDtypeStruct:
+  """Returns the abstract queries [..., Q, E] of heads [..., Q + 2, E]."""
+  *tokens, num_heads, head_dim = heads.shape
+  return jax.ShapeDtypeStruct((*tokens, num_heads - 2, head_dim), heads.dtype)
 
 
 def rotate_heads(
@@ -91,10 +80,6 @@ def write(rows: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:
   """
   new = jnp.moveaxis(new, 1, 2).astype(rows.dtype)
   if rows.shape[0] > 1:
-    return jax.vmap(_write_block)(rows, new, starts)
+    write_block = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
+    return jax.vmap(write_block)(rows, new, starts)
   return jax.lax.dynamic_update_slice_in_dim(rows, new, starts[0], axis=2)
-
-
-def _write_block(rows, new, start):
-  """Writes [G, T, E] into [G, S, E] at row `start`."""
-  return jax.lax.dynamic_update_slice_in_dim(rows, new, start, axis=1)

@@ -17,12 +17,10 @@ from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas.tree_attention import triton_blocks
 
-_MIN_TOKENS = 16  # of a product in Triton
-
 
 def indices(num_tokens: int) -> jax.Array:
   """Returns i32[J] of the tokens of a block, and more."""
-  return jnp.arange(max(pl.next_power_of_2(num_tokens), _MIN_TOKENS))
+  return jnp.arange(triton_blocks.num_rows_of(num_tokens, 1))
 
 
 def attend(

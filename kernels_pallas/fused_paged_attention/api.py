@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kernels_pallas import calls, dispatch
-from kernels_pallas.fused_paged_attention import arg_specs, reference
+from kernels_pallas.fused_paged_attention import reference
 from kernels_pallas.paged_attention import api as paged_api
 from kernels_pallas.tree_attention import api as tree_api
 
@@ -69,9 +69,8 @@ def fused_paged_attention(
     window: tokens that are visible.
     is_one_row: whether all blocks are of the same row, as in
       `paged_attention.api`.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`. Where there is no kernel for all of it, the
-      name is that of the code of `paged_attention`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`. Where there is no kernel
+      for all of it, the name is that of the code of `paged_attention`.
     sharding: sharding of keys and values, whose last axis alone may be sharded.
       None means JAX's default device.
 
@@ -85,12 +84,9 @@ def fused_paged_attention(
   options = {'scale': scale, 'window': window}
   arrays = (heads, cos, sin, keys, values, places, block_tokens, block_places)
   arrays += (blocks_before, page_table, prefix_lengths, num_tokens)
-  in_blocks = (*block_tokens.shape, *heads.shape[1:])
   chosen = paged_api.choose(
     'fused_paged_attention',
-    arg_specs.ArgSpec,
-    jax.ShapeDtypeStruct(in_blocks, heads.dtype),
-    heads.shape[2] - 2,
+    reference.queries_of(heads, block_tokens),
     keys,
     page_table.shape[1],
     window,
@@ -109,9 +105,7 @@ def fused_paged_attention(
     return reference.fused_paged_attention(
       *arrays, tree_mask, positions, sinks, attend=attend, **options
     )
-  if tree_mask is None:
-    tree_mask = tree_api.chain_mask(positions)
-  arrays += (tree_mask, positions, *([] if sinks is None else [sinks]))
+  arrays += tree_api.for_kernels(tree_mask, positions, sinks)
   *_, groups = calls.axes_of(sharding, 3)
   tokens, pages = P(None, groups), P(None, None, groups)
   return calls.run(

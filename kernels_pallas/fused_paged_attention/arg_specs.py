@@ -20,11 +20,6 @@ class ArgSpec(paged_specs.ArgSpec):
     num_whole = (self.batch_size - 1) * self.num_tokens
     return num_whole + (self.num_tokens + 1) // 2
 
-  @property
-  def has_chunk(self) -> bool:
-    """Whether the first two blocks are of one row."""
-    return self.batch_size > 1 and self.context >= self.num_tokens
-
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     queries, keys, values, table, lengths, *others = super().arrays()
     _, _, num_kv_heads, num_groups, head_dim = queries.shape
@@ -67,7 +62,8 @@ class ArgSpec(paged_specs.ArgSpec):
     block_tokens = jnp.arange(blocks[0] * blocks[1], dtype=jnp.int32)
     block_tokens = jnp.minimum(block_tokens, len(tokens) - 1).reshape(blocks)
     blocks_before = jnp.zeros_like(lengths)
-    if self.has_chunk:
+    if self.batch_size > 1 and self.context >= self.num_tokens:
+      # The first two blocks are of one row.
       blocks_before = blocks_before.at[1].set(1)
       table = table.at[1].set(table[0])
       second = jnp.maximum(lengths[1], self.num_tokens)

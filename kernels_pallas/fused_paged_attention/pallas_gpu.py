@@ -12,6 +12,7 @@ for each of them, E head_dim.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,29 +20,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas.fused_attention import triton_heads
+from kernels_pallas.fused_paged_attention import reference
 from kernels_pallas.paged_attention import padding
 from kernels_pallas.paged_attention import pallas_gpu as paged_kernel
 from kernels_pallas.tree_attention import mask_words, triton_blocks
 
 Config = paged_kernel.Config
+check = paged_kernel.check
 
 _NUM_SCALARS = 4  # of a block, in front of its pages
-
-
-def check(
-  heads_shape: tuple[int, ...],  # X, T, G, Q + 2, E
-  pages_shape: tuple[int, ...],  # P, Z, G * E
-  num_columns: int,  # C
-  dtype: jax.typing.DTypeLike,
-) -> None:
-  """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  queries_shape = _queries_shape(heads_shape)
-  paged_kernel.check(queries_shape, pages_shape, num_columns, dtype)
-
-
-def _queries_shape(heads_shape):
-  *tokens, num_heads, head_dim = heads_shape
-  return (*tokens, num_heads - 2, head_dim)
 
 
 def fused_paged_attention(
@@ -61,14 +48,12 @@ def fused_paged_attention(
   positions: jax.Array,
   sinks: jax.Array | None = None,
   *,
-  scale: float,
-  window: int | None = None,
   config: Config | None = None,
-  interpret: bool = False,
+  **options: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_paged_attention`; raises NotImplementedError as `check`."""
-  in_blocks = (*block_tokens.shape, *heads.shape[1:])
-  check(in_blocks, keys.shape, page_table.shape[1], heads.dtype)
+  queries = reference.queries_of(heads, block_tokens)
+  check(queries, keys, page_table.shape[1])
   num_pages, page_size, _ = keys.shape
   _, num_kv_heads, _, head_dim = heads.shape
   mask, positions = padding.hide(num_tokens, tree_mask, positions)
@@ -89,13 +74,10 @@ def fused_paged_attention(
     values.reshape(shape),
     pl.BlockSpec((shape[0], None, head_dim), lambda b, g, p: (0, g, 0)),
     sinks,
-    config=config
-    or paged_kernel.default_config(_queries_shape(in_blocks), keys.dtype),
+    config=config or paged_kernel.default_config(queries, keys.dtype),
     name='fused_paged_attention',
-    scale=scale,
-    window=window,
-    interpret=interpret,
     writes=True,
+    **options,
   )
   return attended, *(x.reshape(keys.shape) for x in written)
 

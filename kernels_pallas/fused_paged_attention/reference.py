@@ -32,31 +32,23 @@ def fused_paged_attention(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """See `api.fused_paged_attention`; `attend` is as `paged_attention`."""
   del blocks_before
-  queries, keys, values = rotate_and_write(
-    heads, cos, sin, keys, values, places
-  )
-  attended = attend(queries[block_tokens], keys, values, *seen, **options)
-  return of_blocks(attended, block_places), keys, values
-
-
-def rotate_and_write(
-  heads: jax.Array,
-  cos: jax.Array,
-  sin: jax.Array,
-  keys: jax.Array,
-  values: jax.Array,
-  places: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns queries [N, G, Q, E], and the pages with the new tokens.
-
-  The arguments are those of `api.fused_paged_attention`.
-  """
   queries, new_keys, new_values = fused_reference.rotate_heads(
     heads[None], cos[None], sin[None]
   )
   keys = write(keys, new_keys[0], places)
   values = write(values, new_values[0], places)
-  return queries[0], keys, values
+  attended = attend(queries[0][block_tokens], keys, values, *seen, **options)
+  return of_blocks(attended, block_places), keys, values
+
+
+def queries_of(
+  heads: jax.Array, block_tokens: jax.Array
+) -> jax.ShapeDtypeStruct:
+  """Returns the abstract queries [X, T, G, Q, E]; see the api."""
+  in_blocks = (*block_tokens.shape, *heads.shape[1:])
+  return fused_reference.queries_of(
+    jax.ShapeDtypeStruct(in_blocks, heads.dtype)
+  )
 
 
 def of_blocks(attended: jax.Array, block_places: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ Legend: R rows, X experts, K inputs, N outputs, C groups of inputs.
 import jax
 from jax.sharding import NamedSharding
 
-from kernels_pallas import calls, registry, tuning
+from kernels_pallas import calls
 from kernels_pallas.grouped_matmul import arg_specs
 from kernels_pallas.quantized_matmul import float4, shards
 
@@ -29,8 +29,7 @@ def grouped_matmul(
       inputs; uint8 for MXFP4, whose numbers are bits in int4, see
       `quantized_matmul.float4`.
     chosen: i32[R] expert of each row, in ascending order.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of `values`, of whose last two axes one may be sharded.
       The C groups are sharded with the inputs, unless there is only one.
 
@@ -42,25 +41,20 @@ def grouped_matmul(
   """
 
   def product(*arrays):
-    backend_name = _choose(*arrays, implementation, sharding)
-    call = registry.function('grouped_matmul', backend_name)
-    return tuning.tuned('grouped_matmul', backend_name, call, sharding)(*arrays)
+    backend = _choose(*arrays[:3], implementation, sharding)
+    return calls.function('grouped_matmul', backend, {}, sharding)(*arrays)
 
   return shards.multiply(
     product, x, values, scales, chosen, sharding=sharding, result=(None,)
   )
 
 
-def _choose(x, values, scales, chosen, implementation, sharding):
+def _choose(x, values, scales, implementation, sharding):
   """Returns the name of the implementation for a device's part."""
-  del chosen
-  described = (
-    f'x {x.dtype}{list(x.shape)}, weight {values.dtype}{list(values.shape)}, '
-    f'scales {scales.dtype} of {scales.shape[1]} groups'
-  )
   num_experts, num_inputs, num_outputs = values.shape
   spec = arg_specs.ArgSpec(
-    name=described,
+    name=f'x {x.dtype}{list(x.shape)}, weight {values.dtype}'
+    f'{list(values.shape)}, scales {scales.dtype} of {scales.shape[1]} groups',
     num_rows=x.shape[0],
     num_experts=num_experts,
     num_inputs=num_inputs,

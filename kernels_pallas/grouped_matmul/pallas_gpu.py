@@ -21,8 +21,9 @@ from jax.experimental.pallas import triton as plgpu
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.grouped_matmul import tiles
 from kernels_pallas.quantized_matmul import float4, triton_chunks
+from kernels_pallas.quantized_matmul import tiles as dense_tiles
 
-_BLOCK_ROWS = 16  # the least of a product in Triton
+_BLOCK_ROWS = block_tiles.LEAST_SIDE
 _MOST_OUTPUTS = 64
 
 
@@ -36,14 +37,9 @@ class Config(block_tiles.Config):
   num_stages: int = block_tiles.number((2, 3, 4), 4)  # chunks in flight
 
 
-def default_config(num_outputs: int) -> Config:
-  """Returns tiles for N outputs; not measured."""
-  return Config(block_outputs=math.gcd(num_outputs, _MOST_OUTPUTS))
-
-
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tiles.check(x.shape[0], x.dtype, values.dtype)
+  dense_tiles.check(x, values, tiles.MOST_ROWS)
   triton_chunks.check_sizes(values, scales)
 
 
@@ -59,7 +55,8 @@ def grouped_matmul(
   """See `api.grouped_matmul`; raises NotImplementedError as `check`."""
   check(x, values, scales)
   num_experts, num_inputs, num_outputs = values.shape
-  config = config or default_config(num_outputs)
+  # Not measured.
+  config = config or Config(block_outputs=math.gcd(num_outputs, _MOST_OUTPUTS))
   block = config.block_outputs
   if num_outputs % block:
     raise ValueError(f'{block} outputs of a tile do not divide {num_outputs}')
@@ -73,7 +70,7 @@ def grouped_matmul(
     shape = (*array.shape[:-1], block)
     return pl.BlockSpec(shape, lambda tile, _: (*(0,) * (array.ndim - 1), tile))
 
-  chunk_size = triton_chunks.chunk_size_of(num_inputs, scales.shape[1])
+  chunk_size = dense_tiles.chunk_size_of(num_inputs, scales.shape[1])
   out_shape = jax.ShapeDtypeStruct((len(x), num_outputs), x.dtype)
   return pl.pallas_call(
     functools.partial(_kernel, chunk_size=chunk_size),

@@ -20,6 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.grouped_matmul import tiles
 from kernels_pallas.quantized_matmul import pallas_tpu as dense
+from kernels_pallas.quantized_matmul import tiles as dense_tiles
 
 _ROW_TILE = 16  # of a register of bfloat16
 _MOST_BLOCK_ROWS = 64
@@ -37,30 +38,9 @@ class Config(block_tiles.Config):
   )
 
 
-def default_config(
-  num_rows: int,
-  num_inputs: int,
-  num_outputs: int,
-  values_dtype: jax.typing.DTypeLike,
-) -> Config:
-  """Returns tiles with about 1 MiB of weights; not measured.
-
-  Args:
-    num_rows: R.
-    num_inputs: K.
-    num_outputs: N.
-    values_dtype: dtype of the weight.
-  """
-  tile = dense.default_config(num_inputs, num_outputs, values_dtype)
-  return Config(
-    block_rows=min(dense.padded_rows(num_rows), _MOST_BLOCK_ROWS),
-    block_outputs=tile.block_outputs,
-  )
-
-
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tiles.check(x.shape[0], x.dtype, values.dtype)
+  dense_tiles.check(x, values, tiles.MOST_ROWS)
   if tiles.is_reordered(values.shape):
     raise NotImplementedError(
       f'XLA keeps the weights {list(values.shape)} in another order'
@@ -83,9 +63,7 @@ def grouped_matmul(
   num_rows = len(x)
   num_experts, num_inputs, num_outputs = values.shape
   num_groups = scales.shape[1]
-  config = config or default_config(
-    num_rows, num_inputs, num_outputs, values.dtype
-  )
+  config = config or _default_config(num_rows, values)
   block_rows, block_outputs = config.block_rows, config.block_outputs
   padded_rows = pl.cdiv(num_rows, block_rows) * block_rows
   chunks = dense.chunks_of(x, padded_rows, dense.chunk_size_of(values, scales))
@@ -127,6 +105,14 @@ def grouped_matmul(
     name='grouped_matmul',
   )(firsts, experts, chunks, values, scales)
   return out[:num_rows]
+
+
+def _default_config(num_rows, values):
+  """Returns tiles with about 1 MiB of weights; not measured."""
+  return Config(
+    block_rows=min(dense.padded_rows(num_rows), _MOST_BLOCK_ROWS),
+    block_outputs=dense.default_config(values).block_outputs,
+  )
 
 
 def _kernel(

@@ -6,19 +6,9 @@ Legend: R rows, M pieces.
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.quantized_matmul import tiles
 from kernels_pallas.tiles import LANES
 
 MOST_ROWS = 512  # such as 64 tokens with 8 experts each
-
-
-def check(
-  num_rows: int,
-  dtype: jax.typing.DTypeLike,
-  values_dtype: jax.typing.DTypeLike,
-) -> None:
-  """Raises NotImplementedError with the reason if no kernel can do it."""
-  tiles.check(num_rows, dtype, values_dtype, MOST_ROWS)
 
 
 def is_reordered(shape: tuple[int, int, int]) -> bool:

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import call_spec, calls, dispatch
+from kernels_pallas import call_spec, calls
 from kernels_pallas.kv_commit import arg_specs
 
 
@@ -32,8 +32,7 @@ def kv_commit(
     path: i32[B, T] rows to keep, counted from `starts`. All are read before
       any is written.
     num_rows: static bound: all of `path` is below it, and T is not above it.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of the caches, whose first two axes alone may be sharded.
       None means JAX's default device.
 
@@ -45,9 +44,10 @@ def kv_commit(
   """
   if not caches:  # a model without layers
     return caches
-  shape = calls.local_shape(caches[0], sharding)
+  cache = calls.local_part(caches[0], sharding)
+  shape = cache.shape
   spec = arg_specs.ArgSpec(
-    name=f'{len(caches)} caches {caches[0].dtype}{list(shape)}, '
+    name=f'{len(caches)} caches {cache.dtype}{list(shape)}, '
     f'{path.shape[1]} of {num_rows} rows',
     num_caches=min(len(caches), arg_specs.MOST_CACHES),
     num_kv_heads=shape[1],
@@ -56,10 +56,10 @@ def kv_commit(
     num_kept=path.shape[1],
     batch_size=min(shape[0], call_spec.MOST_ROWS),
     capacity=min(shape[2], arg_specs.CAPACITY),
-    dtype=caches[0].dtype.name,
+    dtype=cache.dtype.name,
   )
   chosen = calls.choose(
-    'kv_commit', spec, implementation, sharding, shape, num_rows
+    'kv_commit', spec, implementation, sharding, cache, num_rows
   )
   rows, heads = calls.axes_of(sharding, 2)
   return calls.run(
@@ -67,7 +67,7 @@ def kv_commit(
     chosen,
     (list(caches), starts, path),
     {'num_rows': num_rows},
-    None if chosen == dispatch.REFERENCE else sharding,
+    sharding,
     (P(rows, heads), P(rows), P(rows)),
     P(rows, heads),
   )

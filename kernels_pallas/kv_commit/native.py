@@ -8,9 +8,9 @@ import numpy as np
 from kernels_pallas.native import library
 
 
-def check(shape: tuple[int, ...], num_rows: int) -> None:
+def check(cache: jax.Array, num_rows: int) -> None:
   """Raises NotImplementedError with the reason if there is no kernel."""
-  del shape, num_rows
+  del cache, num_rows
   library.check('attention')
 
 

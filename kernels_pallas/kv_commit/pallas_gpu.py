@@ -31,15 +31,10 @@ class Config(tiles.Config):
   num_caches: int = tiles.number((16, 32), 32)
 
 
-def check(cache_shape: tuple[int, ...], num_rows: int) -> None:
+def check(cache: jax.Array, num_rows: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  head_dim = cache_shape[3]
-  if head_dim not in (16, 32, 64, 128, 256):
-    raise NotImplementedError(
-      f'head_dim {head_dim} is no power of two from 16 to 256'
-    )
-  if num_rows > MOST_ROWS:
-    raise NotImplementedError(f'{num_rows} rows are more than {MOST_ROWS}')
+  tiles.check_head_dim(cache.shape[3])
+  tiles.check_most(num_rows, MOST_ROWS, 'rows')
 
 
 def kv_commit(
@@ -52,7 +47,7 @@ def kv_commit(
   interpret: bool = False,
 ) -> list[jax.Array]:
   """See `api.kv_commit`; raises NotImplementedError as `check`."""
-  check(caches[0].shape, num_rows)
+  check(caches[0], num_rows)
   moved = []
   for i in range(0, len(caches), config.num_caches):
     group = caches[i : i + config.num_caches]

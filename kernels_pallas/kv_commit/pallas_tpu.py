@@ -21,9 +21,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import tiles
+from kernels_pallas import products, tiles
 
-_LANES = 128
 _SUBLANES = 16  # of the narrowest dtype
 
 
@@ -35,11 +34,10 @@ class Config(tiles.Config):
   window_bytes: int = tiles.number((2**20, 2**21, 2**22, 2**23), 4 * 2**20)
 
 
-def check(cache_shape: tuple[int, ...], num_rows: int) -> None:
+def check(cache: jax.Array, num_rows: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  _, _, capacity, head_dim = cache_shape
-  if head_dim % 64:
-    raise NotImplementedError(f'head_dim {head_dim} is no multiple of 64')
+  _, _, capacity, head_dim = cache.shape
+  tiles.check_multiple(head_dim, 64, 'numbers of a head')
   tile = _tile(head_dim)
   if capacity % tile or _window(num_rows, tile) > capacity:
     raise NotImplementedError(
@@ -57,7 +55,7 @@ def kv_commit(
   interpret: bool | pltpu.InterpretParams = False,
 ) -> list[jax.Array]:
   """See `api.kv_commit`; raises NotImplementedError as `check`."""
-  check(caches[0].shape, num_rows)
+  check(caches[0], num_rows)
   batch, num_kv_heads, capacity, head_dim = caches[0].shape
   dtype, tile = caches[0].dtype, _tile(head_dim)
   num_window = _window(num_rows, tile)
@@ -99,7 +97,7 @@ def kv_commit(
 
 def _tile(head_dim: int) -> int:
   """Returns how many rows of a cache lie together."""
-  return _LANES if head_dim % _LANES else _SUBLANES
+  return tiles.LANES if head_dim % tiles.LANES else _SUBLANES
 
 
 def _window(num_rows: int, tile: int) -> int:
@@ -132,7 +130,7 @@ def _kernel(
   *caches, windows, semaphores = refs
   caches = caches[len(caches) // 2 :]
   row, num_window = pl.program_id(0), windows.shape[1 + rows_axis]
-  tile = _SUBLANES if rows_axis == 1 else _LANES
+  tile = _SUBLANES if rows_axis == 1 else tiles.LANES
   first = pl.multiple_of(firsts[row], tile)
   rows = pl.ds(first, num_window)
   place = (row, slice(None), *(slice(None),) * (rows_axis - 1), rows)
@@ -176,14 +174,9 @@ def _move(window, sources, start, *, rows_axis, num_rows):
   size = sources.shape[rows_axis]
   other = jax.lax.broadcasted_iota(jnp.int32, (size, size), 1 - rows_axis)
   ones = jnp.where(sources == other, 1.0, 0.0).astype(window.dtype)
-  is_float32 = window.dtype == jnp.float32
-  product = functools.partial(
-    jnp.dot,
-    precision=jax.lax.Precision.HIGHEST if is_float32 else None,
-    preferred_element_type=jnp.float32,
-  )
   for head in range(window.shape[0]):
     old = window[head]
     clean = jnp.where(may_move, old, jnp.zeros_like(old))
-    new = product(ones, clean) if rows_axis == 0 else product(clean, ones)
+    pair = (ones, clean) if rows_axis == 0 else (clean, ones)
+    new = products.dot(*pair)
     window[head] = jnp.where(sources != row, new.astype(old.dtype), old)

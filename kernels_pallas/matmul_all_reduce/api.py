@@ -3,6 +3,7 @@
 Legend: B rows, T tokens, K inputs, D outputs.
 """
 
+import importlib
 import math
 
 import jax
@@ -50,15 +51,10 @@ def matmul_all_reduce(
   def call(x, weight):
     x, weight = x.reshape(rows), weight.reshape(rows[1], -1)
     if chosen == 'mosaic_gpu':
-      from kernels_pallas.matmul_all_reduce import mosaic_gpu
-
-      names = sharding.mesh.axis_names
-      return mosaic_gpu.matmul_all_reduce(x, weight, axis_names=names)
-    from kernels_pallas.matmul_all_reduce import pallas_tpu
-
-    return pallas_tpu.matmul_all_reduce(
-      x, weight, axis_name=axis, num_devices=num_devices
-    )
+      options = {'axis_names': sharding.mesh.axis_names}
+    else:
+      options = {'axis_name': axis, 'num_devices': num_devices}
+    return _module(chosen).matmul_all_reduce(x, weight, **options)
 
   summed = jax.shard_map(
     call,
@@ -76,6 +72,11 @@ def _axes(sharding):
   return axes if isinstance(axes, tuple) else (axes,)
 
 
+def _module(name):
+  """Imports an implementation when it is wanted, as that takes a second."""
+  return importlib.import_module(f'{__package__}.{name}')
+
+
 def _choose(x, rows, weight, num_devices, implementation, sharding):
   """Returns the name of the implementation."""
 
@@ -87,9 +88,8 @@ def _choose(x, rows, weight, num_devices, implementation, sharding):
     if implementation == 'auto':
       raise NotImplementedError('it has not been run on devices; ask for it')
     check_axes()
-    from kernels_pallas.matmul_all_reduce import pallas_tpu
-
-    pallas_tpu.check(rows, weight.shape[-1], num_devices, x.dtype)
+    part = jax.ShapeDtypeStruct(rows, x.dtype)
+    _module('pallas_tpu').check(part, weight.shape[-1], num_devices)
 
   def no_triton():
     raise NotImplementedError(
@@ -98,9 +98,7 @@ def _choose(x, rows, weight, num_devices, implementation, sharding):
 
   def check_mosaic():
     check_axes()
-    from kernels_pallas.matmul_all_reduce import mosaic_gpu
-
-    mosaic_gpu.check(sharding.mesh.size, num_devices)
+    _module('mosaic_gpu').check(sharding.mesh.size, num_devices)
 
   return dispatch.choose(
     'matmul_all_reduce',

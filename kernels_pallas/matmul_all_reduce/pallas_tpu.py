@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import tiles
+from kernels_pallas import products, tiles
 
 _MOST_TOKENS = 32
 _PART_BYTES = 6 * 2**20  # of the parts in VMEM
@@ -28,28 +28,18 @@ _BLOCK_BYTES = 2 * 2**20  # of a tile of the weight, of which two are in VMEM
 _COLLECTIVE_ID = 0
 
 
-def check(
-  x_shape: tuple[int, ...],
-  num_outputs: int,
-  num_devices: int,
-  dtype: jax.typing.DTypeLike,
-) -> None:
+def check(x: jax.Array, num_outputs: int, num_devices: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it.
 
   Args:
-    x_shape: [N, K] of the share of a device.
+    x: [N, K], the share of a device.
     num_outputs: D.
     num_devices: P.
-    dtype: dtype of x and weight.
   """
-  num_tokens = x_shape[0]
-  if dtype not in (jnp.bfloat16, jnp.float32):
-    raise NotImplementedError(f'dtype {dtype} is not bfloat16 or float32')
-  if num_tokens > _MOST_TOKENS:
-    raise NotImplementedError(
-      f'{num_tokens} tokens are more than {_MOST_TOKENS}'
-    )
-  num_bytes = num_devices * num_tokens * num_outputs * jnp.dtype(dtype).itemsize
+  num_tokens = x.shape[0]
+  products.check_dtype(x.dtype)
+  tiles.check_most(num_tokens, _MOST_TOKENS, 'tokens')
+  num_bytes = num_devices * num_tokens * num_outputs * x.dtype.itemsize
   if num_bytes > _PART_BYTES:
     raise NotImplementedError(
       f'the sums of {num_devices} devices are {num_bytes} bytes, more than '
@@ -75,7 +65,7 @@ def matmul_all_reduce(
     axis_name: name of the axis of the mesh over which the sum goes.
     num_devices: number of devices along that axis.
   """
-  check(x.shape, weight.shape[1], num_devices, x.dtype)
+  check(x, weight.shape[1], num_devices)
   num_tokens, num_inputs = x.shape
   num_outputs = weight.shape[1]
   fitting = _BLOCK_BYTES // (num_inputs * weight.dtype.itemsize)
@@ -143,12 +133,7 @@ def _kernel(
       )
 
   where = me, slice(None), _columns_of(tile, columns, out.shape[1])
-  parts[where] = jnp.dot(
-    x[...],
-    weight[...],
-    precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
-    preferred_element_type=jnp.float32,
-  ).astype(parts.dtype)
+  parts[where] = products.dot(x[...], weight[...]).astype(parts.dtype)
 
   @pl.when(tile == 0)
   def _():

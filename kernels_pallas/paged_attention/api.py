@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import call_spec, calls, dispatch, registry, tuning
-from kernels_pallas.paged_attention import arg_specs, reference, shared_pages
+from kernels_pallas import call_spec, calls, dispatch, registry
+from kernels_pallas.paged_attention import reference, shared_pages
 from kernels_pallas.tree_attention import api as tree_api
 
 
@@ -74,9 +74,7 @@ def paged_attention(
   options = {'scale': scale, 'window': window}
   chosen = choose(
     'paged_attention',
-    arg_specs.ArgSpec,
     queries,
-    queries.shape[3],
     keys,
     page_table.shape[1],
     window,
@@ -86,20 +84,17 @@ def paged_attention(
     pages_dtype=keys.dtype,
     native=calls.several_devices(sharding),
   )
-  call = registry.function('paged_attention', chosen)
-  call = functools.partial(call, **options)
-  arrays = (keys, values, page_table, prefix_lengths, num_tokens)
+  arrays = (queries, keys, values, page_table, prefix_lengths, num_tokens)
   _, tokens, heads = calls.axes_of(sharding, 3)
   if chosen == dispatch.REFERENCE and tokens is None:
     if is_one_row and tree_mask is None:
-      call = functools.partial(reference.of_one_row, **options)
-      return call(queries, *arrays, positions, sinks=sinks)
-    return call(queries, *arrays, tree_mask, positions, sinks=sinks)
-  if tree_mask is None:
-    tree_mask = tree_api.chain_mask(positions)
+      return reference.of_one_row(*arrays, positions, sinks, **options)
+    return reference.paged_attention(
+      *arrays, tree_mask, positions, sinks, **options
+    )
   if tokens is not None:
-    call = functools.partial(call, with_sums=True)
-  call = tuning.tuned('paged_attention', chosen, call, sharding)
+    options['with_sums'] = True
+  call = calls.function('paged_attention', chosen, options, sharding)
   if tokens is not None:
     call = functools.partial(
       shared_pages.paged_attention,
@@ -108,9 +103,7 @@ def paged_attention(
       page_size=page_size or keys.shape[1],
       window=window,
     )
-  arrays = (queries, *arrays, tree_mask, positions)
-  if sinks is not None:
-    arrays = (*arrays, sinks)
+  arrays += tree_api.for_kernels(tree_mask, positions, sinks)
   if sharding is not None:
     by_head, pages = P(None, None, heads), P(None, tokens, heads)
     call = jax.shard_map(
@@ -125,9 +118,7 @@ def paged_attention(
 
 def choose(
   kernel: str,
-  make_spec: type[arg_specs.ArgSpec],
-  tokens: jax.ShapeDtypeStruct,
-  num_groups: int,
+  queries: jax.Array,
   keys: jax.Array,
   num_columns: int,
   window: int | None,
@@ -140,16 +131,17 @@ def choose(
 ) -> str:
   """Returns the implementation of a kernel that attends to pages.
 
-  `tokens` are [X, T, G, any, E], with Q = `num_groups`; the others are as in
-  `paged_attention`, and `calls.choose`.
+  `num_columns` is C. The others are those of `paged_attention`, and of
+  `calls.choose`.
   """
-  num_blocks, size, num_kv_heads, num_heads, head_dim = tokens.shape
-  pages = calls.local_shape(keys, sharding)
-  num_kv_heads = num_kv_heads * pages[2] // keys.shape[2]
+  num_blocks, size, num_kv_heads, num_groups, head_dim = queries.shape
+  pages = calls.local_part(keys, sharding)
+  _, page_size, width = pages.shape
+  num_kv_heads = num_kv_heads * width // keys.shape[2]
   is_shared = calls.axes_of(sharding, 3)[1] is not None
-  local = (num_blocks, size, num_kv_heads, num_heads, head_dim)
-  spec = make_spec(
-    name=f'tokens {tokens.dtype}{list(local)}, pages {list(pages)}, '
+  local = (num_blocks, size, num_kv_heads, num_groups, head_dim)
+  spec = registry.module(kernel, 'arg_specs').ArgSpec(
+    name=f'tokens {queries.dtype}{list(local)}, pages {list(pages.shape)}, '
     f'{num_columns} of a row, window {window}'
     f'{"" if sinks is None else ", sinks"}'
     f'{", devices share them" if is_shared else ""}',
@@ -159,11 +151,11 @@ def choose(
     num_kv_heads=num_kv_heads,
     num_groups=num_groups,
     head_dim=head_dim,
-    context=max(num_columns * pages[1] - size, 0),
+    context=max(num_columns * page_size - size, 0),
     tree_size=size,
-    dtype=tokens.dtype.name,
+    dtype=queries.dtype.name,
     window=window,
-    page_size=pages[1],
+    page_size=page_size,
     # Devices that share rows count the sinks when they merge.
     has_sinks=sinks is not None and not is_shared,
     is_shared=is_shared,
@@ -174,9 +166,8 @@ def choose(
     spec,
     implementation,
     sharding,
-    local,
+    jax.ShapeDtypeStruct(local, queries.dtype),
     pages,
     num_columns,
-    tokens.dtype,
     **refused,
   )

@@ -15,20 +15,15 @@ import jax.numpy as jnp
 from kernels_pallas.tree_attention import native as tree_native
 
 
-def check(
-  queries_shape: tuple[int, ...],  # X, T, G, Q, E
-  pages_shape: tuple[int, ...],  # P, Z, G * E
-  num_columns: int,  # C
-  dtype: jax.typing.DTypeLike,
-) -> None:
+def check(queries: jax.Array, pages: jax.Array, num_columns: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   del num_columns
-  num_pages, page_size, _ = pages_shape
+  num_pages, page_size, _ = pages.shape
   if num_pages * page_size > jnp.iinfo(jnp.uint32).max:
     raise NotImplementedError(
       f'{num_pages} pages of {page_size} rows are more than 2^32 rows'
     )
-  tree_native.check(queries_shape, pages_shape, queries_shape[1], dtype)
+  tree_native.check(queries, pages, queries.shape[1])
 
 
 def paged_attention(
@@ -38,10 +33,7 @@ def paged_attention(
   page_table: jax.Array,
   prefix_lengths: jax.Array,
   num_tokens: jax.Array,
-  tree_mask: jax.Array,
-  positions: jax.Array,
-  sinks: jax.Array | None = None,
-  *,
+  *seen: jax.Array,
   with_sums: bool = False,
   **options: Any,
 ) -> jax.Array:
@@ -53,10 +45,8 @@ def paged_attention(
     keys,
     values,
     prefix_lengths,
-    tree_mask,
-    positions,
-    sinks,
-    page_table,
-    num_tokens,
+    *seen,
+    page_table=page_table,
+    num_tokens=num_tokens,
     **options,
   )

@@ -11,7 +11,6 @@ head_dim, K block_kv.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from kernels_pallas import tiles
 from kernels_pallas.paged_attention import padding
 from kernels_pallas.tree_attention import mask_words, triton_blocks
 from kernels_pallas.tree_attention import pallas_gpu as tree_kernel
@@ -27,23 +27,13 @@ from kernels_pallas.tree_attention import pallas_gpu as tree_kernel
 Config = tree_kernel.Config
 
 _ENOUGH_PROGRAMS = 512  # for a device; not measured
-_MAX_NUMBERS = 2**31  # of the pages: offsets have 32 bits
 
 
-def check(
-  queries_shape: tuple[int, ...],  # X, T, G, Q, E
-  pages_shape: tuple[int, ...],  # P, Z, G * E
-  num_columns: int,  # C
-  dtype: jax.typing.DTypeLike,
-) -> None:
+def check(queries: jax.Array, pages: jax.Array, num_columns: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
   del num_columns
-  num_numbers = math.prod(pages_shape)
-  if num_numbers > _MAX_NUMBERS:
-    raise NotImplementedError(
-      f'pages of {num_numbers} numbers on a device are more than {_MAX_NUMBERS}'
-    )
-  tree_kernel.check(queries_shape, pages_shape, queries_shape[1], dtype)
+  tiles.check_pages(pages)
+  tree_kernel.check(queries, pages, queries.shape[1])
 
 
 def paged_attention(
@@ -57,14 +47,12 @@ def paged_attention(
   positions: jax.Array,
   sinks: jax.Array | None = None,
   *,
-  scale: float,
-  window: int | None = None,
   config: Config | None = None,
-  interpret: bool = False,
   with_sums: bool = False,
+  **options: Any,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """See `reference.paged_attention`; raises NotImplementedError as `check`."""
-  check(queries.shape, keys.shape, page_table.shape[1], queries.dtype)
+  check(queries, keys, page_table.shape[1])
   _, _, num_kv_heads, _, head_dim = queries.shape
   num_pages, page_size, _ = keys.shape
   mask, positions = padding.hide(num_tokens, tree_mask, positions)
@@ -83,27 +71,23 @@ def paged_attention(
     values,
     pl.BlockSpec((len(keys), None, head_dim), lambda b, g, p: (0, g, 0)),
     sinks,
-    config=config or default_config(queries.shape, keys.dtype),
+    config=config or default_config(queries, keys.dtype),
     name='paged_attention',
-    scale=scale,
-    window=window,
-    interpret=interpret,
+    **options,
   )
   attended = attended.reshape(queries.shape)
   log_sums = padding.zero(log_sums, num_tokens)
   return (attended, log_sums) if with_sums else attended
 
 
-def default_config(
-  queries_shape: tuple[int, ...], dtype: jax.typing.DTypeLike
-) -> Config:
+def default_config(queries: jax.Array, dtype: jax.typing.DTypeLike) -> Config:
   """Returns tiles; where there are many blocks, their rows are not split.
 
   Args:
-    queries_shape: X, T, G, Q, E.
+    queries: [X, T, G, Q, E].
     dtype: dtype of the pages.
   """
-  num_blocks, size, num_kv_heads, num_groups, head_dim = queries_shape
+  num_blocks, size, num_kv_heads, num_groups, head_dim = queries.shape
   num_rows = triton_blocks.num_rows_of(size, num_groups)
   config = tree_kernel.default_config(num_rows, head_dim, dtype)
   enough = pl.cdiv(_ENOUGH_PROGRAMS, num_blocks * num_kv_heads)

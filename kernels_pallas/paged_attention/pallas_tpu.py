@@ -18,41 +18,32 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas import tiles
 from kernels_pallas.paged_attention import padding
-from kernels_pallas.tree_attention import mask_words, tpu_blocks
 from kernels_pallas.tree_attention import pallas_tpu as tree_kernel
+from kernels_pallas.tree_attention import tpu_blocks
 
 Config = tree_kernel.Config
 
-_LANES = tpu_blocks.LANES
 _ROW_STATES = 7  # arrays of a row of queries in VMEM
 _MAX_TABLE_BYTES = 512 * 2**10  # of the scalars' memory
 
 
-def check(
-  queries_shape: tuple[int, ...],  # X, T, G, Q, E
-  pages_shape: tuple[int, ...],  # P, Z, G * E
-  num_columns: int,  # C
-  dtype: jax.typing.DTypeLike,
-) -> None:
+def check(queries: jax.Array, pages: jax.Array, num_columns: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  num_blocks, num_tokens, _, num_groups, head_dim = queries_shape
-  page_size, width = pages_shape[1:]
-  mask_words.check(
-    dtype, num_tokens * num_groups, tpu_blocks.MAX_QUERY_ROWS, num_tokens
-  )
-  if head_dim not in (64, 128, 256):
-    raise NotImplementedError(f'head_dim {head_dim} is not 64, 128 or 256')
-  if width % _LANES:
+  num_blocks, num_tokens, *_ = queries.shape
+  page_size, width = pages.shape[1:]
+  tpu_blocks.check(queries, num_tokens)
+  if width % tiles.LANES:
     # XLA keeps such pages in another order, and would copy all of them.
     raise NotImplementedError(
-      f'rows of {width} numbers are no multiple of {_LANES}'
+      f'rows of {width} numbers are no multiple of {tiles.LANES}'
     )
-  tile = 32 // jnp.dtype(dtype).itemsize
-  if page_size % tile or (page_size % _LANES and _LANES % page_size):
+  tile = 32 // queries.dtype.itemsize
+  if page_size % tile or (page_size % tiles.LANES and tiles.LANES % page_size):
     raise NotImplementedError(
       f'pages of {page_size} rows are no multiple of {tile} that divides '
-      f'{_LANES} or is divided by it'
+      f'{tiles.LANES} or is divided by it'
     )
   num_bytes = 4 * num_blocks * num_columns
   if num_bytes > _MAX_TABLE_BYTES:
@@ -79,7 +70,7 @@ def paged_attention(
   with_sums: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   """See `reference.paged_attention`; raises NotImplementedError as `check`."""
-  check(queries.shape, keys.shape, page_table.shape[1], queries.dtype)
+  check(queries, keys, page_table.shape[1])
   num_blocks, size, num_kv_heads, num_groups, head_dim = queries.shape
   config = config or Config()
   page_size, num_columns = keys.shape[1], page_table.shape[1]
@@ -90,7 +81,7 @@ def paged_attention(
   words, first_rows = tpu_blocks.pack_mask(
     mask, positions, prefix_lengths, window
   )
-  block_kv = min(config.block_kv, pl.cdiv(capacity, _LANES) * _LANES)
+  block_kv = min(config.block_kv, pl.cdiv(capacity, tiles.LANES) * tiles.LANES)
   block_kv = pl.cdiv(block_kv, page_size) * page_size
   num_heads = _num_heads(
     config.num_heads, grouped, keys.dtype.itemsize, block_kv
@@ -169,14 +160,14 @@ def _num_heads(most, grouped, itemsize, block_kv) -> int:
   """Returns H: whole lanes of a page, of G heads side by side."""
   _, num_kv_heads, num_rows, head_dim = grouped.shape
   # Two queries and results, and the running softmax.
-  lanes = _ROW_STATES * max(head_dim, _LANES)
+  lanes = _ROW_STATES * max(head_dim, tiles.LANES)
   fitting = tpu_blocks.num_heads_of(
     most, num_kv_heads, head_dim * itemsize, block_kv, 4 * num_rows * lanes
   )
   wide = [
     n
     for n in range(fitting, num_kv_heads)
-    if num_kv_heads % n == 0 and n * head_dim % _LANES == 0
+    if num_kv_heads % n == 0 and n * head_dim % tiles.LANES == 0
   ]
   return min(wide, default=num_kv_heads)
 
@@ -206,7 +197,7 @@ def _kernel(
   row = pl.program_id(0)
   end, page_size, head_dim = ends[row], keys.shape[1], queries.shape[2]
   lanes = pl.ds(
-    pl.multiple_of(pl.program_id(1) * key_blocks.shape[2], _LANES),
+    pl.multiple_of(pl.program_id(1) * key_blocks.shape[2], tiles.LANES),
     key_blocks.shape[2],
   )
   pages_of_block = block_kv // page_size

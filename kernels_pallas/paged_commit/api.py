@@ -10,7 +10,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import call_spec, calls, dispatch
+from kernels_pallas import call_spec, calls
 from kernels_pallas.kv_commit import arg_specs as dense_specs
 from kernels_pallas.paged_commit import arg_specs
 
@@ -45,27 +45,28 @@ def paged_commit(
   """
   if not caches or not sources.size:
     return list(caches)
-  _, page_size, width = shape = calls.local_shape(caches[0], sharding)
+  cache = calls.local_part(caches[0], sharding)
+  _, page_size, width = cache.shape
   num_rows, num_kept = sources.shape
   spec = arg_specs.ArgSpec(
-    name=f'{len(caches)} caches {caches[0].dtype}{list(shape)}, '
+    name=f'{len(caches)} caches {cache.dtype}{list(cache.shape)}, '
     f'{list(sources.shape)} tokens',
     num_caches=min(len(caches), dense_specs.MOST_CACHES),
     width=width,
     num_kept=num_kept,
     batch_size=min(num_rows, call_spec.MOST_ROWS),
     page_size=page_size,
-    dtype=caches[0].dtype.name,
+    dtype=cache.dtype.name,
   )
   wanted = calls.for_triton_alone(implementation)
-  chosen = calls.choose('paged_commit', spec, wanted, sharding, shape, num_kept)
+  chosen = calls.choose('paged_commit', spec, wanted, sharding, cache, num_kept)
   pages = P(*calls.axes_of(sharding, 3))
   return calls.run(
     'paged_commit',
     chosen,
     (list(caches), sources, targets),
     {},
-    None if chosen == dispatch.REFERENCE else sharding,
+    sharding,
     (pages, P(), P()),
     pages,
   )

@@ -8,7 +8,6 @@ token.
 """
 
 import functools
-import math
 from collections.abc import Sequence
 
 import jax
@@ -16,25 +15,17 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from kernels_pallas import tiles
 from kernels_pallas.kv_commit import pallas_gpu as dense_kernel
 
 Config = dense_kernel.Config
 _DEFAULT = Config()
 
-_MAX_NUMBERS = 2**31  # of the pages: offsets have 32 bits
 
-
-def check(pages_shape: tuple[int, ...], num_kept: int) -> None:
+def check(pages: jax.Array, num_kept: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  num_numbers = math.prod(pages_shape)
-  if num_numbers > _MAX_NUMBERS:
-    raise NotImplementedError(
-      f'pages of {num_numbers} numbers on a device are more than {_MAX_NUMBERS}'
-    )
-  if num_kept > dense_kernel.MOST_ROWS:
-    raise NotImplementedError(
-      f'{num_kept} rows are more than {dense_kernel.MOST_ROWS}'
-    )
+  tiles.check_pages(pages)
+  tiles.check_most(num_kept, dense_kernel.MOST_ROWS, 'rows')
 
 
 def paged_commit(
@@ -47,7 +38,7 @@ def paged_commit(
 ) -> list[jax.Array]:
   """See `api.paged_commit`; raises NotImplementedError as `check`."""
   shape = caches[0].shape
-  check(shape, sources.shape[1])
+  check(caches[0], sources.shape[1])
   moved = []
   for i in range(0, len(caches), config.num_caches):
     group = [x.reshape(-1, shape[2]) for x in caches[i : i + config.num_caches]]

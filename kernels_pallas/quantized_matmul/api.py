@@ -3,12 +3,10 @@
 Legend: T rows, P parts, K inputs, N outputs, C groups of inputs.
 """
 
-import functools
-
 import jax
 from jax.sharding import NamedSharding
 
-from kernels_pallas import calls, registry, tuning
+from kernels_pallas import calls, registry
 from kernels_pallas.quantized_matmul import arg_specs, shards
 
 
@@ -31,9 +29,8 @@ def quantized_matmul(
       inputs.
     activation: gate that joins two parts, gate and up: one of
       `swiglu.reference.ACTIVATIONS`. None leaves the parts as they are.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`. What 'mosaic_gpu' cannot do is left to
-      'pallas_gpu'.
+    implementation: one of `dispatch.IMPLEMENTATIONS`. What 'mosaic_gpu' cannot
+      do is left to 'pallas_gpu'.
     sharding: sharding of `values`, of whose last two axes one may be sharded.
       The C groups are sharded with the inputs, unless there is only one.
 
@@ -47,9 +44,9 @@ def quantized_matmul(
 
   def product(*arrays):
     chosen = _choose(*arrays, activation, implementation, sharding)
-    call = registry.function('quantized_matmul', chosen)
-    call = functools.partial(call, activation=activation)
-    return tuning.tuned('quantized_matmul', chosen, call, sharding)(*arrays)
+    options = {'activation': activation}
+    call = calls.function('quantized_matmul', chosen, options, sharding)
+    return call(*arrays)
 
   return shards.multiply(
     product, x, values, scales, sharding=sharding, result=(None, None)

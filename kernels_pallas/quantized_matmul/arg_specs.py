@@ -16,7 +16,6 @@ _GROUP_SIZE = 128
 _NUM_TOKENS = 8
 # Kernels pad rows to 16 at least, so few models do for the other numbers.
 _MODELS_WITH_ALL_TOKENS = ('llama-8b', 'smollm2-135m')
-_FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +112,7 @@ def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
         numbers = (*model_shapes.NUM_TOKENS, tiles.MOST_ROWS)
       for num_tokens in numbers:
         yield user, _spec(*options, num_tokens, 'bfloat16')
-      if model.name in _FLOAT32_MODELS:
+      if model.name in model_shapes.BUILTIN:
         yield user, _spec(*options, _NUM_TOKENS, 'float32')
 
 

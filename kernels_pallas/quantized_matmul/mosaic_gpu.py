@@ -22,13 +22,13 @@ Legend:
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from kernels_pallas import products
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.quantized_matmul import mosaic_chunk, tiles
 from kernels_pallas.swiglu import reference as gate
@@ -37,7 +37,6 @@ _OUTPUTS = mosaic_chunk.OUTPUTS
 _ROW_TILE = 8  # M is a multiple
 _CHUNK_SIZES = (64, 128)  # J
 _MOST_SPLITS = 8  # programs of a cluster that every device can run
-_NUM_PROGRAMS = 256  # about two for each multiprocessor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,46 +49,18 @@ class Config(block_tiles.Config):
   num_stages: int = block_tiles.number((2, 4, 6), 4)  # chunks in flight
 
 
-def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
-  """Returns sizes that occupy a device; not measured.
-
-  Args:
-    num_parts: number of parts that have programs of their own.
-    num_inputs: K.
-    num_outputs: N.
-  """
-  num_tiles = num_parts * num_outputs // _OUTPUTS
-  most = min(_MOST_SPLITS, pl.cdiv(num_inputs, max(_CHUNK_SIZES)))
-  splits = max(min(_NUM_PROGRAMS // num_tiles, most), 1)
-  return Config(num_splits=1 << (splits.bit_length() - 1))
-
-
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tiles.check(x.shape[0], x.dtype, values.dtype)
-  if x.dtype != jnp.bfloat16:
-    raise NotImplementedError(f'{x.dtype} is not bfloat16')
-  if values.dtype.name not in mosaic_chunk.LAYOUTS:
-    raise NotImplementedError(
-      f'{values.dtype} is not {" or ".join(mosaic_chunk.LAYOUTS)}'
-    )
+  tiles.check(x, values)
+  products.check_dtype(x.dtype, ['bfloat16'])
+  products.check_dtype(values.dtype, mosaic_chunk.LAYOUTS)
   num_inputs, num_outputs = values.shape[1:]
-  if _chunk_size_of(num_inputs, scales.shape[1]) not in _CHUNK_SIZES:
+  if tiles.chunk_size_of(num_inputs, scales.shape[1]) not in _CHUNK_SIZES:
     raise NotImplementedError(
       f'{num_inputs} inputs in {scales.shape[1]} groups are no chunks of '
       f'{" or ".join(map(str, _CHUNK_SIZES))}'
     )
-  if num_outputs % _OUTPUTS:
-    raise NotImplementedError(
-      f'{num_outputs} outputs are no multiple of {_OUTPUTS}'
-    )
-
-
-def _chunk_size_of(num_inputs: int, num_groups: int) -> int:
-  """Returns J: a group, or where there is one only a divisor of it."""
-  if num_groups > 1:
-    return num_inputs // num_groups
-  return math.gcd(num_inputs, max(_CHUNK_SIZES))
+  block_tiles.check_multiple(num_outputs, _OUTPUTS, 'outputs')
 
 
 def quantized_matmul(
@@ -106,11 +77,11 @@ def quantized_matmul(
   num_parts, num_groups, num_outputs = scales.shape
   num_joined = num_parts if activation else 1
   num_results = num_parts // num_joined
-  config = config or default_config(num_results, num_inputs, num_outputs)
-  chunk_size = _chunk_size_of(num_inputs, num_groups)
+  num_tiles = num_outputs // _OUTPUTS
+  config = config or _default_config(num_results * num_tiles, num_inputs)
+  chunk_size = tiles.chunk_size_of(num_inputs, num_groups)
   padding = -num_rows % _ROW_TILE
   padded_rows = num_rows + padding
-  num_tiles = num_outputs // _OUTPUTS
   stages = config.num_stages
   sums = (num_joined, _OUTPUTS, padded_rows)
   out, _ = plgpu.kernel(
@@ -140,6 +111,12 @@ def quantized_matmul(
     kernel_name='quantized_matmul',
   )(jnp.pad(x, ((0, padding), (0, 0))), values, scales)
   return jnp.moveaxis(out[:, :num_rows], 0, 1)
+
+
+def _default_config(num_tiles, num_inputs):
+  """Returns sizes that occupy a device; not measured."""
+  splits = tiles.num_splits(num_tiles, num_inputs, _MOST_SPLITS)
+  return Config(num_splits=1 << (splits.bit_length() - 1))
 
 
 def _kernel(

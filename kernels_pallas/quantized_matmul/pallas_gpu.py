@@ -28,8 +28,8 @@ from kernels_pallas.quantized_matmul import tiles, triton_chunks
 from kernels_pallas.swiglu import reference as gate
 
 _MOST_FLOAT32_ROWS = 16  # more take minutes to compile
+_MOST_OUTPUTS = 128
 _MOST_SPLITS = 16
-_NUM_PROGRAMS = 256  # about two for each multiprocessor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,30 +44,11 @@ class Config(block_tiles.Config):
   num_stages: int = block_tiles.number((2, 3, 4), 4)  # chunks in flight
 
 
-def default_config(num_parts: int, num_inputs: int, num_outputs: int) -> Config:
-  """Returns tiles that occupy a device; not measured.
-
-  Args:
-    num_parts: number of parts that have programs of their own.
-    num_inputs: K.
-    num_outputs: N.
-  """
-  block = math.gcd(num_outputs, triton_chunks.MOST_SIDE)
-  num_tiles = num_parts * num_outputs // block
-  most = min(_MOST_SPLITS, pl.cdiv(num_inputs, triton_chunks.MOST_SIDE))
-  return Config(
-    block_outputs=block,
-    num_splits=max(min(_NUM_PROGRAMS // num_tiles, most), 1),
-  )
-
-
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tiles.check(x.shape[0], x.dtype, values.dtype)
-  if x.dtype == jnp.float32 and x.shape[0] > _MOST_FLOAT32_ROWS:
-    raise NotImplementedError(
-      f'{x.shape[0]} rows of float32, more than {_MOST_FLOAT32_ROWS}'
-    )
+  tiles.check(x, values)
+  if x.dtype == jnp.float32:
+    block_tiles.check_most(len(x), _MOST_FLOAT32_ROWS, 'rows of float32')
   triton_chunks.check_sizes(values, scales)
 
 
@@ -87,13 +68,13 @@ def quantized_matmul(
   num_groups = scales.shape[1]
   num_joined = num_parts if activation else 1
   num_results = num_parts // num_joined
-  config = config or default_config(num_results, num_inputs, num_outputs)
+  config = config or _default_config(num_results, num_inputs, num_outputs)
   block, num_splits = config.block_outputs, config.num_splits
   if num_outputs % block:
     raise ValueError(f'{block} outputs of a tile do not divide {num_outputs}')
   tiles_of_part = num_outputs // block
   num_tiles = num_results * tiles_of_part
-  padded_rows = max(pl.next_power_of_2(num_rows), triton_chunks.LEAST_SIDE)
+  padded_rows = max(pl.next_power_of_2(num_rows), block_tiles.LEAST_SIDE)
 
   def tile_of(num_joined, num_lines):
     """One tile of outputs of some parts."""
@@ -107,7 +88,7 @@ def quantized_matmul(
   out, _ = pl.pallas_call(
     functools.partial(
       _kernel,
-      chunk_size=triton_chunks.chunk_size_of(num_inputs, num_groups),
+      chunk_size=tiles.chunk_size_of(num_inputs, num_groups),
       activation=activation,
       interpret=interpret,
     ),
@@ -134,6 +115,14 @@ def quantized_matmul(
     name='quantized_matmul',
   )(x, values, scales, counters)
   return jnp.moveaxis(out, 0, 1)
+
+
+def _default_config(num_parts, num_inputs, num_outputs):
+  """Returns tiles that occupy a device; not measured."""
+  block = math.gcd(num_outputs, _MOST_OUTPUTS)
+  num_tiles = num_parts * num_outputs // block
+  splits = tiles.num_splits(num_tiles, num_inputs, _MOST_SPLITS)
+  return Config(block_outputs=block, num_splits=splits)
 
 
 def _kernel(

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas import products
 from kernels_pallas import tiles as block_tiles
 from kernels_pallas.quantized_matmul import float4, tiles
 from kernels_pallas.swiglu import reference as gate
 
-_LANES = 128
 _ROW_TILE = 16  # of a register of bfloat16
 _MOST_INPUTS = 512  # of a chunk
 _UNROLL = 8
@@ -36,31 +36,24 @@ class Config(block_tiles.Config):
 
   # Outputs of a program.
   block_outputs: int = block_tiles.number(
-    (128, 256, 512, 1024), multiple=_LANES
+    (128, 256, 512, 1024), multiple=block_tiles.LANES
   )
 
 
-def default_config(
-  num_inputs: int, num_outputs: int, values_dtype: jax.typing.DTypeLike
-) -> Config:
-  """Returns tiles with about 1 MiB of weights; not measured.
-
-  Args:
-    num_inputs: K.
-    num_outputs: N.
-    values_dtype: dtype of the weight.
-  """
+def default_config(values: jax.Array) -> Config:
+  """Returns tiles with about 1 MiB of weights [P, K, N]; not measured."""
+  _, num_inputs, num_outputs = values.shape
   tile_bytes = (
-    num_inputs * _LANES * tiles.BITS[jnp.dtype(values_dtype).name] // 8
+    num_inputs * block_tiles.LANES * tiles.BITS[values.dtype.name] // 8
   )
-  most = min(_MOST_TILES, pl.cdiv(num_outputs, _LANES))
+  most = min(_MOST_TILES, pl.cdiv(num_outputs, block_tiles.LANES))
   num_tiles = min(max(2**20 // tile_bytes, 1), most)
-  return Config(block_outputs=num_tiles * _LANES)
+  return Config(block_outputs=num_tiles * block_tiles.LANES)
 
 
 def check(x: jax.Array, values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  tiles.check(x.shape[0], x.dtype, values.dtype)
+  tiles.check(x, values)
   check_tile(padded_rows(x.shape[0]), x.dtype, values, scales)
 
 
@@ -77,7 +70,7 @@ def check_tile(
       f'{num_inputs} inputs in {scales.shape[1]} groups are no chunks of a '
       f'multiple of {_CHUNK_MULTIPLE[values.dtype.name]}'
     )
-  config = default_config(num_inputs, values.shape[2], values.dtype)
+  config = default_config(values)
   weight_bytes = num_inputs * config.block_outputs
   weight_bytes = weight_bytes * tiles.BITS[values.dtype.name] // 8
   row_bytes = num_rows * num_inputs * jnp.dtype(dtype).itemsize
@@ -100,7 +93,7 @@ def quantized_matmul(
   num_rows, num_inputs = x.shape
   num_parts, _, num_outputs = values.shape
   num_groups = scales.shape[1]
-  config = config or default_config(num_inputs, num_outputs, values.dtype)
+  config = config or default_config(values)
   chunks = chunks_of(x, padded_rows(num_rows), chunk_size_of(values, scales))
 
   def tile_of(num_sublanes):
@@ -158,12 +151,7 @@ def multiply_tile(chunks, values, scales) -> jax.Array:
 
   def add_chunk(chunk, total):
     rows = pl.ds(pl.multiple_of(chunk * chunk_size, chunk_size), chunk_size)
-    part = jnp.dot(
-      chunks[chunk],
-      values[rows].astype(chunks.dtype),
-      precision=tiles.precision(chunks.dtype),
-      preferred_element_type=jnp.float32,
-    )
+    part = products.dot(chunks[chunk], values[rows].astype(chunks.dtype))
     return total + (part * scales[pl.ds(chunk, 1)] if is_grouped else part)
 
   total = jnp.zeros((num_rows, values.shape[1]), jnp.float32)
@@ -190,12 +178,7 @@ def _multiply_float4(chunks, values, scales):
       own[:, None], (num_groups, chunk_size // num_groups, width)
     ).reshape(chunk_size, width)
     numbers = float4.numbers(values[pl.ds(chunk * chunk_size, chunk_size)])
-    total += jnp.dot(
-      chunks[chunk],
-      (numbers * own).astype(chunks.dtype),
-      precision=tiles.precision(chunks.dtype),
-      preferred_element_type=jnp.float32,
-    )
+    total += products.dot(chunks[chunk], (numbers * own).astype(chunks.dtype))
   return total
 
 

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 from kernels_pallas.quantized_matmul import float4
 from kernels_pallas.swiglu import reference as gate
 
-# By dtype, of the largest number of a result: implementations add up in
-# different orders. Other dtypes must be equal.
-TOLERANCES = {'float32': 2**-16, 'bfloat16': 2**-6}
+TOLERANCES = gate.TOLERANCES
 
 
 def quantized_matmul(

@@ -1,35 +1,45 @@
-"""What the kernels of quantized products share: their limits."""
+"""What the kernels of quantized products share: their limits and pieces."""
+
+import math
 
 import jax
-import jax.numpy as jnp
+
+from kernels_pallas import products, tiles
 
 MOST_ROWS = 64
+MOST_INPUTS = 128  # of a chunk on GPUs
+_NUM_PROGRAMS = 256  # on GPUs, about two for each multiprocessor
 # Of a number, by dtype of the weight.
 BITS = {'int8': 8, 'int4': 4, 'float8_e4m3fn': 8}
 
 
-def check(
-  num_rows: int,
-  dtype: jax.typing.DTypeLike,
-  values_dtype: jax.typing.DTypeLike,
-  most_rows: int = MOST_ROWS,
-) -> None:
+def check(x: jax.Array, values: jax.Array, most_rows: int = MOST_ROWS) -> None:
   """Raises NotImplementedError with the reason if no kernel can do it.
 
   Args:
-    num_rows: number of rows of the product.
-    dtype: dtype of these.
-    values_dtype: dtype of the weight.
+    x: rows of the product.
+    values: weight.
     most_rows: number of rows that kernels take.
   """
-  if num_rows > most_rows:
-    raise NotImplementedError(f'{num_rows} rows, more than {most_rows}')
-  if dtype not in (jnp.bfloat16, jnp.float32):
-    raise NotImplementedError(f'{dtype} is neither bfloat16 nor float32')
-  if jnp.dtype(values_dtype).name not in BITS:
-    raise NotImplementedError(f'{values_dtype} is not one of {", ".join(BITS)}')
+  tiles.check_most(len(x), most_rows, 'rows')
+  products.check_dtype(x.dtype)
+  products.check_dtype(values.dtype, BITS)
 
 
-def precision(dtype: jax.typing.DTypeLike) -> jax.lax.Precision | None:
-  """Returns that of products with rows of `dtype`: few bits are exact."""
-  return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+def chunk_size_of(num_inputs: int, num_groups: int) -> int:
+  """Returns inputs of a chunk on GPUs: a group, or if it is one, a divisor."""
+  if num_groups > 1:
+    return num_inputs // num_groups
+  return math.gcd(num_inputs, MOST_INPUTS)
+
+
+def num_splits(num_tiles: int, num_inputs: int, most: int) -> int:
+  """Returns programs on GPUs that share a tile, to occupy a device.
+
+  Args:
+    num_tiles: number of tiles of outputs.
+    num_inputs: number of inputs.
+    most: most programs that may share one.
+  """
+  most = min(most, -(-num_inputs // MOST_INPUTS))
+  return max(min(_NUM_PROGRAMS // num_tiles, most), 1)

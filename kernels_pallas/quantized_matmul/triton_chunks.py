@@ -6,17 +6,15 @@ Legend:
 - N outputs, W outputs of a tile
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from kernels_pallas import products
+from kernels_pallas import tiles as block_tiles
 from kernels_pallas.quantized_matmul import float4, tiles
 
-LEAST_SIDE = 16  # of a product in Triton
-MOST_SIDE = 128
 # Pallas has signed offsets of 32 bits up to this size, and then of 64 bits.
 _NARROW_BYTES = 2**32
 
@@ -25,17 +23,14 @@ def check_sizes(values: jax.Array, scales: jax.Array) -> None:
   """Raises NotImplementedError if a weight [P, K, N] cannot be parted."""
   num_inputs, num_outputs = values.shape[1:]
   num_groups = scales.shape[1]
-  chunk_size = chunk_size_of(num_inputs, num_groups)
+  chunk_size = tiles.chunk_size_of(num_inputs, num_groups)
   is_power = chunk_size & (chunk_size - 1) == 0
-  if chunk_size < LEAST_SIDE or not is_power:
+  if chunk_size < block_tiles.LEAST_SIDE or not is_power:
     raise NotImplementedError(
       f'{num_inputs} inputs in {num_groups} groups are no chunks of a power '
-      f'of two from {LEAST_SIDE}'
+      f'of two from {block_tiles.LEAST_SIDE}'
     )
-  if num_outputs % LEAST_SIDE:
-    raise NotImplementedError(
-      f'{num_outputs} outputs are no multiple of {LEAST_SIDE}'
-    )
+  block_tiles.check_multiple(num_outputs, block_tiles.LEAST_SIDE, 'outputs')
   num_bytes = values.size * tiles.BITS[values.dtype.name] // 8
   if _NARROW_BYTES // 2 < num_bytes <= _NARROW_BYTES:
     raise NotImplementedError(
@@ -71,7 +66,7 @@ def add_chunks(
       weights = float4.numbers(weights)
     rows = plgpu.load(x.at[row[:, None], inputs[None]], mask=is_row, other=0)
     product = plgpu.dot(
-      rows, weights.astype(rows.dtype), precision=tiles.precision(rows.dtype)
+      rows, weights.astype(rows.dtype), precision=products.precision(rows.dtype)
     )
     if num_groups > 1:
       product *= float4.wide(scales[(*part, chunk)])[None]
@@ -79,10 +74,3 @@ def add_chunks(
 
   nothing = jnp.zeros((len(row), block), jnp.float32)
   return jax.lax.fori_loop(start, stop, add_chunk, nothing)
-
-
-def chunk_size_of(num_inputs: int, num_groups: int) -> int:
-  """Returns J: a group, or where there is one only a divisor of it."""
-  if num_groups > 1:
-    return num_inputs // num_groups
-  return math.gcd(num_inputs, MOST_SIDE)

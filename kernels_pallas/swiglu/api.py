@@ -7,8 +7,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import calls, dispatch
-from kernels_pallas.swiglu import arg_specs, reference
+from kernels_pallas import calls
+from kernels_pallas.swiglu import arg_specs
 
 
 def swiglu(
@@ -25,8 +25,7 @@ def swiglu(
     x: [B, T, D], bfloat16 or float32 for kernels.
     gate_up: [D, 2, F] of the same dtype, gate first.
     activation: name of act, one of `reference.ACTIVATIONS`.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of gate_up, whose last axis alone may be sharded. None
       means JAX's default device.
 
@@ -36,24 +35,22 @@ def swiglu(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  rows = (x.shape[0] * x.shape[1], x.shape[2])
-  local = calls.local_shape(gate_up, sharding)
+  rows = x.reshape(-1, x.shape[2])
+  local = calls.local_part(gate_up, sharding).shape
   spec = arg_specs.ArgSpec(
-    name=f'x {x.dtype}{list(rows)}, gate_up {list(local)}, {activation}',
-    num_tokens=rows[0],
-    embed_dim=rows[1],
+    name=f'x {x.dtype}{list(rows.shape)}, gate_up {list(local)}, {activation}',
+    num_tokens=rows.shape[0],
+    embed_dim=rows.shape[1],
     ffw_dim=local[2],
     activation=activation,
     dtype=x.dtype.name,
   )
-  chosen = calls.choose('swiglu', spec, implementation, sharding, rows, x.dtype)
-  if chosen == dispatch.REFERENCE:
-    return reference.swiglu(x, gate_up, activation=activation)
+  chosen = calls.choose('swiglu', spec, implementation, sharding, rows)
   *_, columns = calls.axes_of(sharding, 3)
   hidden = calls.run(
     'swiglu',
     chosen,
-    (x.reshape(rows), gate_up),
+    (rows, gate_up),
     {'activation': activation},
     sharding,
     (P(), P(None, None, columns)),

@@ -10,9 +10,6 @@ import jax.numpy as jnp
 
 from kernels_pallas import call_spec, model_shapes
 
-# In float32 the built-in models.
-_FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m')
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArgSpec(call_spec.CallSpec):
@@ -60,7 +57,7 @@ def arg_specs() -> Iterator[tuple[str, ArgSpec]]:
     model_shapes.NUM_TOKENS,
     ('bfloat16', 'float32'),
   ):
-    if dtype == 'float32' and model.name not in _FLOAT32_MODELS:
+    if dtype == 'float32' and model.name not in model_shapes.BUILTIN:
       continue
     spec = ArgSpec(
       name=f'T{num_tokens} {dtype}',

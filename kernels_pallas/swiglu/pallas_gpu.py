@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program, tiles
+from kernels_pallas import last_program, products, tiles
 from kernels_pallas.swiglu import reference
 
-_MIN_SIZE = 16  # of a product in Triton
 _MOST_TOKENS = 128
 _NUM_PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
 
@@ -37,22 +36,13 @@ class Config(tiles.Config):
   num_stages: int = tiles.number((2, 3, 4), 4)  # blocks in flight
 
 
-def default_config(
-  num_rows: int,
-  embed_dim: int,
-  ffw_dim: int,
-  dtype: jax.typing.DTypeLike,
-) -> Config:
+def _default_config(num_rows, gate_up):
   """Returns tiles that occupy the device; not measured.
 
-  Args:
-    num_rows: R.
-    embed_dim: D.
-    ffw_dim: F.
-    dtype: dtype of x and weights. Products of float32 are made without matrix
-      units.
+  Products of float32 are made without matrix units.
   """
-  is_float32 = jnp.dtype(dtype) == jnp.float32
+  embed_dim, _, ffw_dim = gate_up.shape
+  is_float32 = gate_up.dtype == jnp.float32
   is_tall = num_rows > 32
   block_rows = math.gcd(embed_dim, 32 if is_float32 else 64)
   block_columns = 32 if is_float32 else 64
@@ -69,13 +59,10 @@ def default_config(
   )
 
 
-def check(x_shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> None:
+def check(x: jax.Array) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  reference.check(x_shape, dtype, most_tokens=_MOST_TOKENS)
-  if x_shape[1] % _MIN_SIZE:
-    raise NotImplementedError(
-      f'{x_shape[1]} rows of the weights are no multiple of {_MIN_SIZE}'
-    )
+  reference.check(x, most_tokens=_MOST_TOKENS)
+  tiles.check_multiple(x.shape[1], tiles.LEAST_SIDE, 'rows of the weights')
 
 
 def swiglu(
@@ -87,11 +74,11 @@ def swiglu(
   interpret: bool = False,
 ) -> jax.Array:
   """See `api.swiglu`, of x [N, D]; raises NotImplementedError as `check`."""
-  check(x.shape, x.dtype)
+  check(x)
   num_tokens, embed_dim = x.shape
   ffw_dim = gate_up.shape[2]
-  num_rows = max(pl.next_power_of_2(num_tokens), _MIN_SIZE)
-  config = config or default_config(num_rows, embed_dim, ffw_dim, x.dtype)
+  num_rows = max(pl.next_power_of_2(num_tokens), tiles.LEAST_SIDE)
+  config = config or _default_config(num_rows, gate_up)
   if embed_dim % config.block_rows:
     raise ValueError(
       f'{config.block_rows} rows of a block do not divide {embed_dim}'
@@ -148,7 +135,7 @@ def _kernel(
   token = jnp.arange(num_rows)
   column = tile * config.block_columns + jnp.arange(config.block_columns)
   is_token, is_column = token < x.shape[0], column < out.shape[1]
-  precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+  precision = products.precision(x.dtype)
 
   def add_block(block, carry):
     row = block * config.block_rows + jnp.arange(config.block_rows)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import tiles
+from kernels_pallas import products, tiles
 from kernels_pallas.swiglu import reference
 
 _CHUNK = 256  # rows that are unrolled
@@ -46,7 +46,7 @@ def swiglu(
   interpret: bool | pltpu.InterpretParams = False,
 ) -> jax.Array:
   """See `api.swiglu`, of x [N, D]; raises NotImplementedError as `check`."""
-  check(x.shape, x.dtype)
+  check(x)
   num_tokens, embed_dim = x.shape
   ffw_dim = gate_up.shape[2]
   columns = min(config.block_columns, ffw_dim)
@@ -83,11 +83,6 @@ def _kernel(
   activation: str,
 ):
   num_rows = x.shape[1]
-  product = functools.partial(
-    jnp.dot,
-    precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
-    preferred_element_type=jnp.float32,
-  )
 
   @pl.when(pl.program_id(1) == 0)
   def _():
@@ -102,8 +97,8 @@ def _kernel(
   def _(i):
     rows = pl.ds(pl.multiple_of(i * chunk, chunk), chunk)
     gate, up = _part(gate_up[rows])
-    gates[...] += product(x[:, rows], gate)
-    ups[...] += product(x[:, rows], up)
+    gates[...] += products.dot(x[:, rows], gate)
+    ups[...] += products.dot(x[:, rows], up)
 
   @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
   def _():

@@ -4,13 +4,10 @@ Legend: N tokens, D embed, F ffw.
 """
 
 import jax
-import jax.numpy as jnp
 
-from kernels_pallas import products
+from kernels_pallas import products, tiles
 
-# By dtype, of the largest number of a result: implementations add up in
-# different orders. Other dtypes must be equal.
-TOLERANCES = {'float32': 2**-16, 'bfloat16': 2**-6}
+TOLERANCES = products.TOLERANCES
 
 ACTIVATIONS = ('silu', 'gelu_tanh')
 
@@ -31,22 +28,12 @@ def gated_activation(
   return jax.nn.gelu(gate, approximate=True) * up
 
 
-def check(
-  x_shape: tuple[int, ...],
-  dtype: jax.typing.DTypeLike,
-  *,
-  most_tokens: int,
-) -> None:
-  """Raises NotImplementedError for what no kernel can do.
+def check(x: jax.Array, *, most_tokens: int) -> None:
+  """Raises NotImplementedError for x [N, D] that no kernel can do.
 
   Args:
-    x_shape: [N, D].
-    dtype: dtype of x and weights.
+    x: rows.
     most_tokens: largest N that the kernel can do.
   """
-  if dtype not in (jnp.bfloat16, jnp.float32):
-    raise NotImplementedError(f'dtype {dtype} is not bfloat16 or float32')
-  if x_shape[0] > most_tokens:
-    raise NotImplementedError(
-      f'{x_shape[0]} tokens are more than {most_tokens}'
-    )
+  products.check_dtype(x.dtype)
+  tiles.check_most(len(x), most_tokens, 'tokens')

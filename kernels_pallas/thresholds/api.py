@@ -6,7 +6,6 @@ Legend: B rows, T query tokens, V vocabulary.
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas.thresholds import arg_specs
 from kernels_pallas.vocabulary import vocabulary_dispatch
 
 
@@ -32,8 +31,7 @@ def find_thresholds(
     top_ps: f32[B] least shares of probability, larger than 0; infinity keeps
       all, as None does. They are kept within 2e-5. If nearly all tokens have
       less than 2**-30 of the highest probability, V * 2**-30 is added to that.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of any array on the devices of the call. None means
       JAX's default device.
 
@@ -48,20 +46,13 @@ def find_thresholds(
     for name, values in (('top-k', top_ks), ('top-p', top_ps))
     if values is not None
   ]
-  batch_size, num_tokens, vocab_size = logits.shape
-  spec = arg_specs.ArgSpec(
-    name=f'logits {logits.dtype}{list(logits.shape)}, {" and ".join(wanted)},',
-    batch_size=batch_size,
-    num_tokens=num_tokens,
-    vocab_size=vocab_size,
-    has_top_k=top_ks is not None,
-    has_top_p=top_ps is not None,
-  )
   call = vocabulary_dispatch.choose(
     'find_thresholds',
     implementation,
     sharding,
-    spec,
-    logits.dtype,
+    logits,
+    f'logits {logits.dtype}{list(logits.shape)}, {" and ".join(wanted)},',
+    has_top_k=top_ks is not None,
+    has_top_p=top_ps is not None,
   )
   return call(logits, top_ks, top_ps)

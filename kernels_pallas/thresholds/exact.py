@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import products, tiles
+
 MOST_TOKENS = 2**19  # of a vocabulary; sums of more could overflow
 LEAST = -(2**31)
 _LIMB_BITS = 15
@@ -22,17 +24,10 @@ _FRACTION_BITS = 16
 _SERIES = (7335690, 57148380, 257114720, 744171342, 2**30)
 
 
-def check(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> None:
-  """Raises NotImplementedError with the reason if no kernel can do it.
-
-  Args:
-    shape: [B, T, V] of the logits.
-    dtype: dtype of the logits.
-  """
-  if dtype != jnp.float32:
-    raise NotImplementedError(f'dtype {dtype} is not float32')
-  if shape[2] > MOST_TOKENS:
-    raise NotImplementedError(f'{shape[2]} tokens are more than {MOST_TOKENS}')
+def check(logits: jax.Array) -> None:
+  """Raises NotImplementedError for logits [B, T, V] that no kernel can do."""
+  products.check_dtype(logits.dtype, ['float32'])
+  tiles.check_most(logits.shape[2], MOST_TOKENS, 'tokens')
 
 
 def keys_of(logits: jax.Array) -> jax.Array:

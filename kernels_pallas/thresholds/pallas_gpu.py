@@ -48,7 +48,7 @@ def find_thresholds(
   interpret: bool = False,
 ) -> jax.Array:
   """See `api.find_thresholds`; raises NotImplementedError as `check`."""
-  check(logits.shape, logits.dtype)
+  check(logits)
   batch, num_queries, vocab_size = logits.shape
   num_rows = batch * num_queries
   rows = logits.reshape(num_rows, vocab_size)

@@ -57,7 +57,7 @@ def find_thresholds(
   interpret: bool | pltpu.InterpretParams = False,
 ) -> jax.Array:
   """See `api.find_thresholds`; raises NotImplementedError as `check`."""
-  check(logits.shape, logits.dtype)
+  check(logits)
   batch, num_queries, vocab_size = logits.shape
   num_rows = batch * num_queries
   num_together = 1 if num_rows % _SUBLANES else _SUBLANES

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from kernels_pallas import call_spec, calls, dispatch
-from kernels_pallas.tree_attention import arg_specs, filled, reference
+from kernels_pallas import call_spec, calls, dispatch, registry
+from kernels_pallas.tree_attention import filled, reference
 
 
 def tree_attention(
@@ -42,8 +42,7 @@ def tree_attention(
       of `position - window` or less. None means all.
     sinks: [G, Q] score of each query head that takes a share of the softmax
       and has no value (gpt-oss model card, section 2.2); None means none.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of keys and values, whose first two axes alone may be
       sharded. None means JAX's default device.
 
@@ -56,9 +55,7 @@ def tree_attention(
   options = {'scale': scale, 'window': window}
   chosen = choose(
     'tree_attention',
-    arg_specs.ArgSpec,
     queries,
-    queries.shape[3],
     keys,
     tree_mask,
     window,
@@ -67,29 +64,19 @@ def tree_attention(
     sharding,
     native=calls.several_devices(sharding),
   )
+  arrays = (queries, keys, values, prefix_lengths)
   if chosen == dispatch.REFERENCE:
     is_on_cpu = dispatch.platform_of(sharding) == 'cpu'
     backend = filled if is_on_cpu else reference
     return backend.tree_attention(
-      queries,
-      keys,
-      values,
-      prefix_lengths,
-      tree_mask,
-      positions,
-      sinks,
-      **options,
+      *arrays, tree_mask, positions, sinks, **options
     )
-  if tree_mask is None:
-    tree_mask = chain_mask(positions)
-  arrays = (queries, keys, values, prefix_lengths, tree_mask, positions)
-  arrays += () if sinks is None else (sinks,)
   rows, heads = calls.axes_of(sharding, 2)
   tokens, cache = P(rows, None, heads), P(rows, heads)
   return calls.run(
     'tree_attention',
     chosen,
-    arrays,
+    (*arrays, *for_kernels(tree_mask, positions, sinks)),
     options,
     sharding,
     (tokens, cache, cache, *[P(rows)] * 3, P(heads)),
@@ -97,22 +84,23 @@ def tree_attention(
   )
 
 
-def chain_mask(positions: jax.Array) -> jax.Array:
-  """Returns bool[B, T, T], the mask of a chain: each token sees those before.
+def for_kernels(
+  tree_mask: jax.Array | None, positions: jax.Array, sinks: jax.Array | None
+) -> tuple[jax.Array, ...]:
+  """Returns the last arguments of a kernel: with a mask, and sinks if any.
 
-  Args:
-    positions: i32[B, T] of the tokens, of which the shape is read.
+  The mask of a chain is bool[B, T, T]: each token sees those before.
   """
-  batch, num_tokens = positions.shape
-  chain = jnp.tri(num_tokens, dtype=bool)[None]
-  return jnp.broadcast_to(chain, (batch, num_tokens, num_tokens))
+  if tree_mask is None:
+    batch, num_tokens = positions.shape
+    chain = jnp.tri(num_tokens, dtype=bool)[None]
+    tree_mask = jnp.broadcast_to(chain, (batch, num_tokens, num_tokens))
+  return tree_mask, positions, *([] if sinks is None else [sinks])
 
 
 def choose(
   kernel: str,
-  make_spec: type[arg_specs.ArgSpec],
-  tokens: jax.Array,
-  num_groups: int,
+  queries: jax.Array,
   keys: jax.Array,
   tree_mask: jax.Array | None,
   window: int | None,
@@ -123,17 +111,17 @@ def choose(
 ) -> str:
   """Returns the implementation of a kernel that attends to rows of a cache.
 
-  `tokens` are [B, T, G, any, E], with Q = `num_groups`; the others are as in
-  `tree_attention`, and `calls.choose`.
+  The arguments are those of `tree_attention`, and of `calls.choose`.
   """
-  shape = calls.local_shape(keys, sharding)
-  batch_size, num_kv_heads, capacity, head_dim = shape
-  num_tokens, dtype = tokens.shape[1], tokens.dtype
-  local = (batch_size, num_tokens, num_kv_heads, *tokens.shape[3:])
+  cache = calls.local_part(keys, sharding)
+  batch_size, num_kv_heads, capacity, head_dim = cache.shape
+  num_tokens, num_groups = queries.shape[1], queries.shape[3]
+  dtype = queries.dtype
+  local = (batch_size, num_tokens, num_kv_heads, num_groups, head_dim)
   tree_size = num_tokens if tree_mask is None else tree_mask.shape[2]
-  spec = make_spec(
-    name=f'tokens {dtype}{list(local)}, cache {list(shape)}, {tree_size} tree '
-    f'rows, window {window}{"" if sinks is None else ", sinks"}',
+  spec = registry.module(kernel, 'arg_specs').ArgSpec(
+    name=f'tokens {dtype}{list(local)}, cache {list(cache.shape)}, {tree_size} '
+    f'tree rows, window {window}{"" if sinks is None else ", sinks"}',
     batch_size=min(batch_size, call_spec.MOST_ROWS),
     num_tokens=num_tokens,
     num_kv_heads=num_kv_heads,
@@ -150,9 +138,8 @@ def choose(
     spec,
     implementation,
     sharding,
-    local,
-    shape,
+    jax.ShapeDtypeStruct(local, dtype),
+    cache,
     tree_size,
-    dtype,
     **refused,
   )

@@ -13,7 +13,7 @@ from kernels_pallas import call_spec, model_shapes
 
 _ROW_TILE = 128
 # In float32 the built-in models, and the widest blocks of keys.
-FLOAT32_MODELS = ('smollm2-135m', 'gemma3-270m', 'gemma3-4b', 'llama-8b')
+FLOAT32_MODELS = (*model_shapes.BUILTIN, 'gemma3-4b', 'llama-8b')
 # A grown draft tree.
 _GROWN_TREE = 128
 _GROWN_CONTEXT = 1_000
@@ -86,13 +86,8 @@ class ArgSpec(call_spec.CallSpec):
       jax.ShapeDtypeStruct((batch,), jnp.int32),
       jax.ShapeDtypeStruct((batch, tokens, self.tree_size), jnp.bool_),
       jax.ShapeDtypeStruct((batch, tokens), jnp.int32),
-      *self._sinks(),
+      *[jax.ShapeDtypeStruct(heads, self.dtype)] * self.has_sinks,
     )
-
-  def _sinks(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    shape = (self.num_kv_heads, self.num_groups)
-    sinks = jax.ShapeDtypeStruct(shape, self.dtype)
-    return (sinks,) if self.has_sinks else ()
 
   def options(self) -> dict[str, float | int | None]:
     return {'scale': self.head_dim**-0.5, 'window': self.window}

@@ -10,27 +10,23 @@ Legend: B rows, T query tokens, M cache rows of the tree, W words.
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import products, tiles
+
 BITS = 32
 _MAX_WORDS = 8
 
 
-def check(
-  dtype: jax.typing.DTypeLike, num_rows: int, max_rows: int, tree_size: int
-) -> None:
+def check(queries: jax.Array, most_rows: int, tree_size: int) -> None:
   """Raises NotImplementedError for what no kernel can do.
 
   Args:
-    dtype: dtype of the queries.
-    num_rows: rows of queries for a kv head.
-    max_rows: most rows that the kernel can do.
+    queries: [B, T, G, Q, E].
+    most_rows: most rows of queries for a kv head that the kernel can do.
     tree_size: M.
   """
-  if dtype not in (jnp.bfloat16, jnp.float32):
-    raise NotImplementedError(f'dtype {dtype} is not bfloat16 or float32')
-  if num_rows > max_rows:
-    raise NotImplementedError(
-      f'{num_rows} rows of queries for a kv head are more than {max_rows}'
-    )
+  products.check_dtype(queries.dtype)
+  num_rows = queries.shape[1] * queries.shape[3]
+  tiles.check_most(num_rows, most_rows, 'rows of queries for a kv head')
   if tree_size > _MAX_WORDS * BITS:
     raise NotImplementedError(
       f'a mask of {tree_size} columns is wider than {_MAX_WORDS * BITS}'

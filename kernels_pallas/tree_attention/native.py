@@ -11,25 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels_pallas import products, tiles
 from kernels_pallas.native import library
 
 _LANES = 16  # of the widest vectors of float32
 
 
-def check(
-  queries_shape: tuple[int, ...],
-  keys_shape: tuple[int, ...],
-  tree_size: int,
-  dtype: jax.typing.DTypeLike,
-) -> None:
+def check(queries: jax.Array, keys: jax.Array, tree_size: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  del keys_shape, tree_size
-  if dtype not in (jnp.bfloat16, jnp.float32):
-    raise NotImplementedError(f'dtype {dtype} is not bfloat16 or float32')
-  if queries_shape[-1] % _LANES:
-    raise NotImplementedError(
-      f'head_dim {queries_shape[-1]} is not a multiple of {_LANES}'
-    )
+  del keys, tree_size
+  products.check_dtype(queries.dtype)
+  tiles.check_multiple(queries.shape[-1], _LANES, 'numbers of a head')
   library.check('attention')
 
 

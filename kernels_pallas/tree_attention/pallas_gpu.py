@@ -25,10 +25,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import tiles
-from kernels_pallas.tree_attention import mask_words, reference, triton_blocks
+from kernels_pallas import products, tiles
+from kernels_pallas.tree_attention import (
+  mask_words,
+  reference,
+  running_softmax,
+  triton_blocks,
+)
 
-_NOTHING = reference.MASKED_SCORE
 _LOG2_E = math.log2(math.e)
 
 
@@ -69,22 +73,11 @@ def default_config(
   return Config(block_kv=block_kv, num_warps=8 if is_wide else 4)
 
 
-def check(
-  queries_shape: tuple[int, ...],
-  keys_shape: tuple[int, ...],
-  tree_size: int,
-  dtype: jax.typing.DTypeLike,
-) -> None:
+def check(queries: jax.Array, keys: jax.Array, tree_size: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  del keys_shape
-  _, num_tokens, _, num_groups, head_dim = queries_shape
-  mask_words.check(
-    dtype, num_tokens * num_groups, triton_blocks.MAX_QUERY_ROWS, tree_size
-  )
-  if head_dim not in (16, 32, 64, 128, 256):
-    raise NotImplementedError(
-      f'head_dim {head_dim} is no power of two from 16 to 256'
-    )
+  del keys
+  mask_words.check(queries, triton_blocks.MAX_QUERY_ROWS, tree_size)
+  tiles.check_head_dim(queries.shape[4])
 
 
 def tree_attention(
@@ -102,7 +95,7 @@ def tree_attention(
   interpret: bool = False,
 ) -> jax.Array:
   """See `reference.tree_attention`; raises NotImplementedError as `check`."""
-  check(queries.shape, keys.shape, tree_mask.shape[2], queries.dtype)
+  check(queries, keys, tree_mask.shape[2])
   batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
   num_rows = triton_blocks.num_rows_of(num_tokens, num_groups)
   config = config or default_config(num_rows, head_dim, keys.dtype)
@@ -255,7 +248,7 @@ def _kernel(
   num_blocks = jnp.maximum(num_shared - program + num_splits - 1, 0)
   num_own = own.maximum.shape[1]
   num_blocks = jnp.where(is_own, num_own, jax.lax.div(num_blocks, num_splits))
-  nothing = _nothing(num_rows, head_dim)
+  nothing = Part(*running_softmax.nothing(num_rows, head_dim))
   part = jax.lax.fori_loop(0, num_blocks, add, nothing)
 
   @pl.when(~is_own)
@@ -282,7 +275,7 @@ def _combine_kernel(prefix_length, *refs, block_kv: int):
   token = pl.program_id(2)
   group = jnp.arange(pl.next_power_of_2(num_groups))
   is_row = group < num_groups
-  nothing = _nothing(len(group), head_dim)
+  nothing = Part(*running_softmax.nothing(len(group), head_dim))
 
   def load(part, *index):
     places = zip(_places(part, index, is_row), nothing, strict=True)
@@ -323,15 +316,6 @@ def _places(part, index, mask):
   yield part.total.at[(*wide, columns)], mask[:, None]
 
 
-def _nothing(num_rows, head_dim):
-  """Returns the `Part` [N] of no rows."""
-  return Part(
-    jnp.full((num_rows,), _NOTHING, jnp.float32),
-    jnp.zeros((num_rows,), jnp.float32),
-    jnp.zeros((num_rows, head_dim), jnp.float32),
-  )
-
-
 def _part(queries, keys, values, place, visible, scale):
   """Returns the `Part` [N] of a block.
 
@@ -343,16 +327,14 @@ def _part(queries, keys, values, place, visible, scale):
     visible: bool[N, K], or bool[1, K].
     scale: factor of the scores, for powers of two.
   """
-  precision = (
-    jax.lax.Precision.HIGHEST if queries.dtype == jnp.float32 else None
-  )
+  precision = products.precision(queries.dtype)
   load = functools.partial(plgpu.load, mask=place[0] >= 0, other=0)
   scores = plgpu.dot(
     queries, load(keys.at[place]), trans_b=True, precision=precision
   )
   scores = scores.astype(jnp.float32) * scale
   visible = jnp.broadcast_to(visible, scores.shape)
-  scores = jnp.where(visible, scores, _NOTHING)
+  scores = jnp.where(visible, scores, reference.MASKED_SCORE)
   maximum = jnp.ceil(scores.max(axis=1))
   weights = jnp.exp2(scores - maximum[:, None])
   weights = jnp.where(visible, weights, 0.0)

@@ -25,9 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas import tiles
-from kernels_pallas.tree_attention import mask_words, tpu_blocks
-
-_LANES = tpu_blocks.LANES
+from kernels_pallas.tree_attention import tpu_blocks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,24 +39,10 @@ class Config(tiles.Config):
   num_heads: int = tiles.number((1, 2, 4, 8), 8)
 
 
-def check(
-  queries_shape: tuple[int, ...],
-  keys_shape: tuple[int, ...],
-  tree_size: int,
-  dtype: jax.typing.DTypeLike,
-) -> None:
+def check(queries: jax.Array, keys: jax.Array, tree_size: int) -> None:
   """Raises NotImplementedError with the reason if the kernel cannot do it."""
-  _, num_tokens, _, num_groups, head_dim = queries_shape
-  capacity = keys_shape[2]
-  mask_words.check(
-    dtype, num_tokens * num_groups, tpu_blocks.MAX_QUERY_ROWS, tree_size
-  )
-  if capacity % _LANES:
-    raise NotImplementedError(
-      f'{capacity} cache rows are no multiple of {_LANES}'
-    )
-  if head_dim not in (64, 128, 256):
-    raise NotImplementedError(f'head_dim {head_dim} is not 64, 128 or 256')
+  tpu_blocks.check(queries, tree_size)
+  tiles.check_multiple(keys.shape[2], tiles.LANES, 'cache rows')
 
 
 def tree_attention(
@@ -76,7 +60,7 @@ def tree_attention(
   interpret: bool | pltpu.InterpretParams = False,
 ) -> jax.Array:
   """See `reference.tree_attention`; raises NotImplementedError as `check`."""
-  check(queries.shape, keys.shape, tree_mask.shape[2], queries.dtype)
+  check(queries, keys, tree_mask.shape[2])
   batch, num_tokens, num_kv_heads, num_groups, head_dim = queries.shape
   capacity = keys.shape[2]
   grouped = tpu_blocks.group(queries)
@@ -85,13 +69,11 @@ def tree_attention(
     tree_mask, positions, prefix_lengths, window
   )
   ends = jnp.minimum(prefix_lengths + tree_mask.shape[2], capacity)
-  block_kv = _LANES * tpu_blocks.divisor(
-    capacity // _LANES, config.block_kv // _LANES
-  )
+  block_kv = tiles.whole_lanes(capacity, config.block_kv)
   num_heads = tpu_blocks.num_heads_of(
     config.num_heads, num_kv_heads, head_dim * keys.dtype.itemsize, block_kv
   )
-  rows_on_lanes = head_dim % _LANES != 0
+  rows_on_lanes = head_dim % tiles.LANES != 0
   block_shape = (block_kv, head_dim)
   if rows_on_lanes:
     keys, values = jnp.swapaxes(keys, 2, 3), jnp.swapaxes(values, 2, 3)

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 
 from kernels_pallas import products
 
-# By dtype, of the largest number of a result: implementations add up in
-# different orders. Other dtypes must be equal.
-TOLERANCES = {'float32': 2**-16, 'bfloat16': 2**-6}
+TOLERANCES = products.TOLERANCES
 
 # What a masked score becomes. Finite, so that a row that sees nothing gives
 # finite numbers instead of NaN.

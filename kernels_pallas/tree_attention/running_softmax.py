@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
+from kernels_pallas import products
 from kernels_pallas.tree_attention import mask_words, reference
 
 
@@ -47,9 +48,7 @@ def add_rows(
     prefix_length: row at which the mask begins.
   """
   maximum, total_weight, total = carry
-  precision = (
-    jax.lax.Precision.HIGHEST if queries.dtype == jnp.float32 else None
-  )
+  precision = products.precision(queries.dtype)
   scores = plgpu.dot(queries, load_keys(), trans_b=True, precision=precision)
   scores = scores.astype(jnp.float32) * scale
   visible = None

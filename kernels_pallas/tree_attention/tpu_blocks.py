@@ -17,12 +17,20 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas import products, tiles
 from kernels_pallas.tree_attention import mask_words, reference
 
-LANES = 128
-MAX_QUERY_ROWS = 256
+_MAX_QUERY_ROWS = 256
 _SUBLANES = 8
 _BUFFER_BYTES = 8 * 2**20  # of the blocks in VMEM, of which 16 MiB are free
+
+
+def check(queries: jax.Array, tree_size: int) -> None:
+  """Raises NotImplementedError for queries that no kernel can do."""
+  mask_words.check(queries, _MAX_QUERY_ROWS, tree_size)
+  head_dim = queries.shape[4]
+  if head_dim not in (64, 128, 256):
+    raise NotImplementedError(f'head_dim {head_dim} is not 64, 128 or 256')
 
 
 def group(queries: jax.Array) -> jax.Array:
@@ -134,8 +142,7 @@ def num_heads_of(
 def scratch(num_heads: int, num_rows: int, head_dim: int) -> list[pltpu.VMEM]:
   """Returns maxima, sums and totals of the running softmax."""
   return [
-    pltpu.VMEM((num_heads, num_rows, LANES), jnp.float32),
-    pltpu.VMEM((num_heads, num_rows, LANES), jnp.float32),
+    *[pltpu.VMEM((num_heads, num_rows, tiles.LANES), jnp.float32)] * 2,
     pltpu.VMEM((num_heads, num_rows, head_dim), jnp.float32),
   ]
 
@@ -277,12 +284,9 @@ def _add_head(
     scale: factor of the scores.
   """
   maxima, sums, totals = state
-  precision = (
-    jax.lax.Precision.HIGHEST if queries.dtype == jnp.float32 else None
-  )
   product = functools.partial(
     jax.lax.dot_general,
-    precision=precision,
+    precision=products.precision(queries.dtype),
     preferred_element_type=jnp.float32,
   )
   scores = product(queries, keys, (((1,), (1 - rows_axis,)), ((), ()))) * scale

@@ -20,16 +20,15 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas import last_program
+from kernels_pallas import last_program, tiles
 from kernels_pallas.tree_attention import reference, running_softmax
 
 MAX_QUERY_ROWS = 128
-_MIN_QUERY_ROWS = 16  # of a product in Triton
 
 
 def num_rows_of(num_tokens: int, num_groups: int) -> int:
   """Returns N."""
-  return max(pl.next_power_of_2(num_tokens * num_groups), _MIN_QUERY_ROWS)
+  return max(pl.next_power_of_2(num_tokens * num_groups), tiles.LEAST_SIDE)
 
 
 def row_spec(*shape: int) -> pl.BlockSpec:
@@ -74,7 +73,7 @@ def launch(
   *,
   config: Any,
   name: str,
-  interpret: bool,
+  interpret: bool = False,
   writes: bool = False,
   **options,
 ) -> tuple[jax.Array, ...]:
@@ -209,8 +208,8 @@ def attend(
   place_fn: Callable[..., Any],
   config: Any,
   scale: float,
-  window: int | None,
   interpret: bool,
+  window: int | None = None,
   first_token: jax.Array,
   token_count: jax.Array | None = None,
   stores_padding: bool = True,

@@ -6,7 +6,6 @@ Legend: B rows, T nodes of the tree, V vocabulary.
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas.verification import arg_specs
 from kernels_pallas.vocabulary import vocabulary_dispatch
 
 
@@ -33,8 +32,7 @@ def verify_tree(
       for root and padding.
     sizes: i32[B] number of nodes, the root included; padding comes last.
     ancestor_mask: bool[B, T, T], [i, j] is True if j is i or an ancestor of i.
-    implementation: name of the code to run, one of
-      `dispatch.IMPLEMENTATIONS`.
+    implementation: one of `dispatch.IMPLEMENTATIONS`.
     sharding: sharding of any array on the devices of the call. None means
       JAX's default device.
 
@@ -46,18 +44,11 @@ def verify_tree(
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
   """
-  batch_size, num_tokens, vocab_size = scores.shape
-  spec = arg_specs.ArgSpec(
-    name=f'scores {scores.dtype}{list(scores.shape)}',
-    batch_size=batch_size,
-    num_tokens=num_tokens,
-    vocab_size=vocab_size,
-  )
   call = vocabulary_dispatch.choose(
     'verify_tree',
     implementation,
     sharding,
-    spec,
-    scores.dtype,
+    scores,
+    f'scores {scores.dtype}{list(scores.shape)}',
   )
   return call(scores, token_ids, parents, sizes, ancestor_mask)

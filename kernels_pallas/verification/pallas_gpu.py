@@ -44,7 +44,7 @@ def verify_tree(
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
   """See `api.verify_tree`; raises NotImplementedError as `check`."""
-  check(scores.shape, scores.dtype)
+  check(scores)
   batch, num_nodes, vocab_size = scores.shape
   num_rows = max(pl.next_power_of_2(num_nodes), _MIN_NODES)
   num_tiles = pl.cdiv(vocab_size, config.block_vocab)

@@ -43,7 +43,7 @@ def verify_tree(
   interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
   """See `api.verify_tree`; raises NotImplementedError as `check`."""
-  check(scores.shape, scores.dtype)
+  check(scores)
   batch, num_nodes, vocab_size = scores.shape
   block = config.block_vocab
 

@@ -10,19 +10,16 @@ Legend: T nodes, padding included.
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import products, tiles
 from kernels_pallas.verification import reference
 
 FAR = 2**30  # more than any token id
 
 
-def check(
-  shape: tuple[int, ...], dtype: jax.typing.DTypeLike, *, most_nodes: int
-) -> None:
+def check(scores: jax.Array, *, most_nodes: int) -> None:
   """Raises NotImplementedError for scores [B, T, V] that a kernel cannot do."""
-  if dtype != jnp.float32:
-    raise NotImplementedError(f'dtype {dtype} is not float32')
-  if shape[1] > most_nodes:
-    raise NotImplementedError(f'{shape[1]} tokens are more than {most_nodes}')
+  products.check_dtype(scores.dtype, ['float32'])
+  tiles.check_most(scores.shape[1], most_nodes, 'tokens')
 
 
 def walk(

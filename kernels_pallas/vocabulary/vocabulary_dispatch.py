@@ -1,33 +1,33 @@
 """Which implementation a kernel takes that needs all logits of a token."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import Sharding
 
-from kernels_pallas import calls, registry, tuning
-from kernels_pallas.vocabulary import vocabulary_spec
+from kernels_pallas import calls, registry
 
 
 def choose(
   kernel: str,
   implementation: str,
   sharding: Sharding | None,
-  spec: vocabulary_spec.VocabularySpec,
-  dtype: jax.typing.DTypeLike,
+  logits: jax.Array,
+  name: str,
+  **fields: Any,
 ) -> Callable[..., Any]:
   """Returns the function to call, with the tiles that were measured for it.
 
   Args:
-    kernel: name of the kernel. `check` of its modules takes shape and dtype.
+    kernel: name of the kernel. `check` of its modules takes the logits.
     implementation: one of `dispatch.IMPLEMENTATIONS`. Several devices take the
       reference: they share the vocabulary, for which there is no kernel.
     sharding: sharding of any array on the devices of the call. None means
       JAX's default device.
-    spec: shapes and options of the call.
-    dtype: dtype of the logits.
+    logits: [B, T, V].
+    name: name of the call, for people.
+    **fields: the other fields of the kernel's `ArgSpec`.
 
   Raises:
     NotImplementedError: `implementation` cannot do it; never with 'auto'.
@@ -38,14 +38,20 @@ def choose(
     implementation = 'auto'
     reason = f'the vocabulary is shared by {num_devices} devices'
     refused = dict.fromkeys(registry.implementations(kernel), reason)
+  batch_size, num_tokens, vocab_size = logits.shape
+  spec = registry.module(kernel, 'arg_specs').ArgSpec(
+    name=f'{name} on {num_devices} devices',
+    batch_size=batch_size,
+    num_tokens=num_tokens,
+    vocab_size=vocab_size,
+    **fields,
+  )
   chosen = calls.choose(
     kernel,
-    dataclasses.replace(spec, name=f'{spec.name} on {num_devices} devices'),
+    spec,
     implementation,
     sharding,
-    spec.logits().shape,
-    dtype,
+    logits,
     **refused,
   )
-  call = registry.function(kernel, chosen)
-  return tuning.tuned(kernel, chosen, call, sharding)
+  return calls.function(kernel, chosen, {}, sharding)

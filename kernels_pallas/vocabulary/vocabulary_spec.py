@@ -26,13 +26,9 @@ class VocabularySpec(call_spec.CallSpec):
   vocab_size: int
 
   @property
-  def num_logits(self) -> int:
-    """How many there are."""
-    return self.batch_size * self.num_tokens * self.vocab_size
-
-  @property
   def num_bytes(self) -> int:
-    return 4 * self.num_logits
+    """Bytes of the logits alone."""
+    return 4 * self.batch_size * self.num_tokens * self.vocab_size
 
   def logits(self) -> jax.ShapeDtypeStruct:
     """Returns the abstract f32[B, T, V]."""
