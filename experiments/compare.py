@@ -4,8 +4,7 @@ r"""Sets the systems of the field side by side.
   python -m experiments.compare --systems=autoregressive,tree,ddd,sssd \
     --settings=prompts --output_dir=results
   python -m experiments.compare --systems=autoregressive,smartspec,su \
-    --settings=load --tree_sizes=3,7,15 --slo_tpots=0.01:1,0.05:1 \
-    --output_dir=results
+    --settings=load --tree_sizes=3,7,15 --output_dir=results
 
 In the setting prompts every system that decodes takes every prompt, one at a
 time, on the devices at hand. In the setting load those with a policy serve the

@@ -100,11 +100,6 @@ def _check_virtual_time() -> None:
   if not _VIRTUAL_TIME.value:
     return
   cost_flags.require('--virtual_time')
-  if load_flags.has_promises():
-    raise errors.UserError(
-      '--slo_tpots are promises of real time, which policies watch; leave '
-      'out --virtual_time'
-    )
   if flags.FLAGS['run_ahead'].present:
     raise errors.UserError(
       '--run_ahead has no effect with --virtual_time, in which the host takes '
@@ -185,12 +180,8 @@ def _requests(
 ) -> list[ss.Request]:
   """Returns prompts in turn, whose outputs have the drawn lengths."""
   sampling = shared_flags.sampling()
-  slo_tpots = [None] * len(arrivals)
-  if arrivals.slo_tpots is not None:
-    slo_tpots = arrivals.slo_tpots.tolist()
   return [
     ss.Request(
-      slo_tpot=slo_tpots[i],
       token_ids=encoded[i % len(encoded)],
       sampling=dataclasses.replace(
         sampling, seed=sampling.seed + i, max_new_tokens=size, ignore_eos=True

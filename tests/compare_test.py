@@ -10,19 +10,15 @@ LOAD = ('--request_rates=20', '--num_requests=30', '--settings=load')
 
 def test_load(tmp_path):
   """All systems with a policy serve the same requests."""
-  output = programs.output_of(
-    'compare', *LOAD, '--slo_tpots=0.01:1,0.05:1', f'--output_dir={tmp_path}'
-  )
+  output = programs.output_of('compare', *LOAD, f'--output_dir={tmp_path}')
   rows = {row['system']: row for row in programs.read_lines(tmp_path)}
   assert set(rows) == {
     name for name, system in systems.SYSTEMS.items() if system.policy
   }
   for name, row in rows.items():
     assert row['setting'] == 'load at 20/s, simulated'
-    assert 0 <= row['tpot_attainment'] <= 1
     assert (row['acceptance_length'] > 1) == (name != systems.PLAIN)
     assert f'\n20    {name}' in output
-  assert (tmp_path / 'load' / 'promises.png').exists()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Every own policy, over an engine: the output is that of plain decoding."""
 
-import dataclasses
 import functools
 
 import engine_cases
@@ -24,12 +23,7 @@ def make_engine(draft):
 
 @functools.cache
 def requests():
-  """Some with promises, some that nobody could keep, some without."""
-  slo_tpots = (1e-6, 1.0, None)
-  return tuple(
-    dataclasses.replace(request, slo_tpot=slo_tpots[i % 3])
-    for i, request in enumerate(engine_cases.random_requests(8, seed=5))
-  )
+  return engine_cases.random_requests(8, seed=5)
 
 
 @functools.cache

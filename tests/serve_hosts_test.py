@@ -47,7 +47,6 @@ def test_requests_travel_whole():
       stop_token_ids=(9,),
       max_new_tokens=None,
     ),
-    slo_tpot=0.02,
   )
   sent = json.dumps(host_sync.request_to_json(request))
   assert host_sync.request_of(json.loads(sent)) == request

@@ -41,8 +41,6 @@ def make_view(
   num_prefill_tokens=0,
   max_draft_tokens=None,
   num_output=None,
-  slo_tpots=None,
-  decode_seconds=None,
 ):
   rows = np.arange(num_rows)
   if limits is None:
@@ -67,12 +65,6 @@ def make_view(
     num_output=np.ones(num_rows, int)
     if num_output is None
     else np.asarray(num_output),
-    slo_tpots=np.full(num_rows, np.inf)
-    if slo_tpots is None
-    else np.asarray(slo_tpots),
-    decode_seconds=np.zeros(num_rows)
-    if decode_seconds is None
-    else np.asarray(decode_seconds),
     buckets=buckets,
   )
 

@@ -1,6 +1,5 @@
 """Flags of load experiments, and what they stand for."""
 
-import dataclasses
 import pathlib
 
 from absl import flags
@@ -56,13 +55,6 @@ _SLO_TPOT = flags.DEFINE_float(
   'slo_tpot', 0.05, 'Seconds per further token that are still good.'
 )
 
-_SLO_TPOTS = flags.DEFINE_list(
-  'slo_tpots',
-  [],
-  'Promises of seconds per output token, and the shares of the requests that '
-  'have them, as in 0.03:0.6,0.05:0.2,0.15:0.2. They stand in for --slo_tpot.',
-)
-
 
 def policy_names() -> list[str]:
   """Returns the policies to compare."""
@@ -94,32 +86,6 @@ def arrivals(rate: float, seed: int) -> arrivals_lib.Arrivals:
   Raises:
     UserError: the trace cannot be used.
   """
-  found = _arrivals(rate, seed)
-  if not _SLO_TPOTS.value:
-    return found
-  slos = arrivals_lib.draw_slos(_shares(), len(found), seed)
-  return dataclasses.replace(found, slo_tpots=slos)
-
-
-def has_promises() -> bool:
-  """Returns whether requests have promises of their own."""
-  return bool(_SLO_TPOTS.value)
-
-
-def _shares() -> dict[float, float]:
-  """Returns shares of requests by promised seconds."""
-  pairs = [text.partition(':') for text in _SLO_TPOTS.value]
-  seconds, shares = (
-    positive_numbers('slo_tpots', [pair[i] for pair in pairs]) for i in (0, 2)
-  )
-  if len(set(seconds)) < len(seconds):
-    raise errors.UserError(
-      f'--slo_tpots={",".join(_SLO_TPOTS.value)} names a time twice'
-    )
-  return dict(zip(seconds, shares, strict=True))
-
-
-def _arrivals(rate: float, seed: int) -> arrivals_lib.Arrivals:
   if _TRACE.value is not None:
     trace = arrivals_lib.read_trace(pathlib.Path(_TRACE.value))
     return arrivals_lib.scaled(trace, rate)

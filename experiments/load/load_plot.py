@@ -27,10 +27,6 @@ _PANELS = {
     'mean_num_speculative_tokens': 'draft tokens verified, a row and step',
     'acceptance_length': 'acceptance length, bonus included',
   },
-  'promises': {
-    'tpot_attainment': 'share of kept promises',
-    'kept_throughput': 'tokens per second of requests that kept theirs',
-  },
 }
 
 

@@ -48,8 +48,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     'acc. length': ('acceptance_length', '.2f'),
     'drafted': ('mean_num_speculative_tokens', '.2f'),
     'SLO': ('slo_attainment', '.2f'),
-    'TPOT kept': ('tpot_attainment', '.2f'),
-    'kept tokens/s': ('kept_throughput', '.0f'),
   }
   return benchmark_report.table_of(rows, columns, num_names=2)
 

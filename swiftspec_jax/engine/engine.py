@@ -189,7 +189,7 @@ class Engine(Frontend):
       self._timeline.start_round()
     self._assign()
     forced = self._grammars.num_forced(view)
-    view, plan = policies.ask(self.policy, self._described(view, start), forced)
+    view, plan = policies.ask(self.policy, self._described(view), forced)
     drafts = self._draft(view, plan, forced)
     if drafts.is_late is not None:
       plan = plan.without(drafts.is_late)
@@ -218,17 +218,11 @@ class Engine(Frontend):
       self._timeline.host('dispatch', start, time.perf_counter())
     return True
 
-  def _described(
-    self, view: policies.StepView, now: float
-  ) -> policies.StepView:
+  def _described(self, view: policies.StepView) -> policies.StepView:
     """Returns the view with what the scheduler does not know."""
     known: dict[str, Any] = {
       'num_unread_tokens': self.drafter.num_unread_tokens(view, self._texts)
     }
-    if np.isfinite(view.slo_tpots).any():
-      jobs_of_view = [self._jobs[i] for i in view.request_ids.tolist()]
-      seconds = [job.decode_seconds(now) for job in jobs_of_view]
-      known['decode_seconds'] = np.array(seconds)
     if any(isinstance(x, DeviceDrafter) for x in self._drafters):
       known['finds_drafts_late'] = True
       known['pads_absent_drafts'] = not self._target.narrows

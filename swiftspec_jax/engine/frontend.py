@@ -10,7 +10,6 @@ from concurrent import futures
 from typing import Any
 
 import jax
-import numpy as np
 
 from swiftspec_jax.config import MAX_TOP_LOGPROBS
 from swiftspec_jax.engine import host_sync, jobs, scoring
@@ -201,7 +200,6 @@ class Frontend:
       job.max_new_tokens,
       job.max_speculative_tokens,
       job.new_page_keys(),
-      job.request.slo_tpot or np.inf,
     )
 
   def _drop(self, job: Job) -> None:

@@ -121,13 +121,6 @@ class Job:
     """Unique in the engine."""
     return self.handle.request_id
 
-  def decode_seconds(self, now: float) -> float:
-    """Returns the seconds from the first output token to `now`.
-
-    `now` is one of `time.perf_counter`. Without a token it is 0.
-    """
-    return now - self._first_token_time if self.token_ids else 0.0
-
   @property
   def num_known(self) -> int:
     """Tokens of prompt and output."""

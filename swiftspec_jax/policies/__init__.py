@@ -41,10 +41,6 @@ class StepView:
       the one token that it feeds anyway.
     num_waiting: requests that have not been admitted.
     num_output: i64[B] tokens that the rows have emitted so far.
-    slo_tpots: f64[B] promised seconds per output token after the first one; inf
-      where nothing was promised.
-    decode_seconds: f64[B] seconds since the first output token of each row; 0
-      if no row was promised anything.
     num_ahead: i64[B] most tokens that unread steps add to the rows; 0 where
       each step is read before the next one.
     num_unread_tokens: tokens, such as those of prompts, that a draft model has
@@ -73,8 +69,6 @@ class StepView:
   num_spare_tokens: np.ndarray
   num_waiting: int
   num_output: np.ndarray
-  slo_tpots: np.ndarray
-  decode_seconds: np.ndarray
   buckets: StepBuckets
   num_ahead: np.ndarray | int = 0
   num_unread_tokens: int = 0

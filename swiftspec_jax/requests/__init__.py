@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-import math
 
 from swiftspec_jax import errors
 from swiftspec_jax.config import SamplingParams
@@ -19,20 +18,11 @@ class Request:
     sampling: parameters by which its tokens are chosen.
     reference_token_ids: the output, where `TreeConfig.forced_acceptance` lets
       the draft know it; else not used.
-    slo_tpot: promised seconds per output token after the first one, for
-      policies that mind promises; None for no promise.
   """
 
   token_ids: tuple[int, ...]
   sampling: SamplingParams = SamplingParams()
   reference_token_ids: tuple[int, ...] = ()
-  slo_tpot: float | None = None
-
-  def __post_init__(self):
-    slo = self.slo_tpot
-    is_valid = slo is None or 0 < slo < math.inf
-    requirement = 'finite seconds above 0, or None for no promise'
-    errors.check_fields(self, {'slo_tpot': (is_valid, requirement)})
 
 
 def check(request: Request, target: Model, max_context: int, who: str) -> None:

@@ -32,7 +32,7 @@ _COUNTS = (
   *('num_output', 'num_verified', 'num_accepted'),
 )
 # What a request has with and without a slot.
-_ROW = np.dtype([*((x, np.int64) for x in _COUNTS), ('slo_tpot', np.float64)])
+_ROW = np.dtype([(x, np.int64) for x in _COUNTS])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,7 +106,6 @@ class Scheduler:
     max_new_tokens: int,
     max_speculative_tokens: int | None = None,
     page_keys: Sequence[bytes] = (),
-    slo_tpot: float = np.inf,
   ) -> None:
     """Puts a request at the end of the queue.
 
@@ -117,7 +116,6 @@ class Scheduler:
       max_speculative_tokens: longest draft that the request wants; None leaves
         it to the policy.
       page_keys: `page_table.keys_of` the prompt, if it may share pages.
-      slo_tpot: seconds per output token that were promised; policies see them.
 
     Raises:
       UserError: the request is longer than `max_context`, or would not fit into
@@ -128,7 +126,7 @@ class Scheduler:
     if max_speculative_tokens is not None:
       limit = min(limit, max_speculative_tokens)
     counts = request_id, num_prompt_tokens, max_new_tokens, limit, 0, 0, 0
-    row = np.array((*counts, slo_tpot), _ROW)[()]
+    row = np.array(counts, _ROW)[()]
     self._waiting.append(_Waiting(row, list(page_keys)))
 
   def cancel(self, request_id: int) -> None:
@@ -182,8 +180,6 @@ class Scheduler:
       - self._most_tokens(slots),
       num_waiting=len(self._waiting),
       num_output=rows['num_output'],
-      slo_tpots=rows['slo_tpot'],
-      decode_seconds=np.zeros(len(slots)),  # whoever has a clock fills them in
       num_ahead=self._num_ahead[slots],
       buckets=buckets,
     )

@@ -173,7 +173,7 @@ async def _requests(
       grammar.start, samplings[0].structured_outputs, service.model
     )
   return [
-    ss.Request(token_ids=token_ids, sampling=sampling, slo_tpot=body.slo_tpot)
+    ss.Request(token_ids=token_ids, sampling=sampling)
     for token_ids in await service.encoder.encode(prompts, **encoding)
     for sampling in samplings
   ]

@@ -85,13 +85,6 @@ class _Body(JsonObject):
     ge=0,
     description='Longest draft; 0 for none, nothing leaves it to the server.',
   )
-  slo_tpot: float | None = Field(
-    None,
-    gt=0,
-    lt=float('inf'),
-    description='Seconds per output token that are good enough, for policies '
-    'of your own.',
-  )
   response_format: ResponseFormat | None = None
   structured_outputs: Grammar | None = None
 

@@ -6,7 +6,6 @@ same proportions, at every rate.
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,14 +26,11 @@ class Arrivals:
     times: f64[n] seconds, ascending.
     prompt_tokens: i64[n].
     output_tokens: i64[n] after which the answers end.
-    slo_tpots: f64[n] seconds per output token that are promised, inf for no
-      promise; None for none at all.
   """
 
   times: np.ndarray
   prompt_tokens: np.ndarray
   output_tokens: np.ndarray
-  slo_tpots: np.ndarray | None = None
 
   def __len__(self) -> int:
     return len(self.times)
@@ -86,22 +82,6 @@ def draw_lengths(
   normal = _generator(seed, name).standard_normal(num_requests)
   counts = mean * np.exp(spread * normal - spread**2 / 2)
   return np.maximum(np.rint(counts), 1).astype(np.int64)
-
-
-def draw_slos(
-  shares: Mapping[float, float], num_requests: int, seed: int
-) -> np.ndarray:
-  """Returns promised seconds per output token f64[n] of classes of requests.
-
-  Args:
-    shares: weights of the classes, by seconds; they need not sum to 1.
-    num_requests: n.
-    seed: number that the draws depend on.
-  """
-  weights = np.array(list(shares.values())) / sum(shares.values())
-  return _generator(seed, 'slos').choice(
-    list(shares), size=num_requests, p=weights
-  )
 
 
 def read_trace(path: pathlib.Path) -> Arrivals:

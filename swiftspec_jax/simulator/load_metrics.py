@@ -47,11 +47,10 @@ class LoadRecorder:
     """Nothing has happened yet.
 
     Args:
-      arrivals: arrivals of the requests, and what they were promised.
+      arrivals: arrivals of the requests.
       max_length: longest draft.
     """
     self.arrivals = arrivals.times
-    self._slo_tpots = arrivals.slo_tpots
     self.first = np.full(len(arrivals), np.nan)
     self.last = np.full(len(arrivals), np.nan)
     self.num_output = np.zeros(len(arrivals), np.int64)
@@ -143,10 +142,7 @@ class LoadRecorder:
     num_verified = int((self._lengths * np.arange(len(self._lengths))).sum())
     num_padding = self.num_computed_tokens - self.num_query_tokens
     span = float(self.last[done].max() - self.arrivals[0]) if done.any() else 0
-    promised = np.full(len(done), target.tpot)
-    if self._slo_tpots is not None:
-      promised = self._slo_tpots
-    is_kept = (ttft <= target.ttft) & (tpot[done] <= promised[done])
+    is_kept = (ttft <= target.ttft) & (tpot[done] <= target.tpot)
     figures = {
       'num_requests': int(done.sum()),
       'mean_e2e_latency': _mean(e2e),
@@ -168,7 +164,7 @@ class LoadRecorder:
     ):
       for prefix, percent in _PERCENTILES.items():
         figures[f'{prefix}_{name}'] = _percentile(values, percent)
-    figures |= {
+    return figures | {
       'acceptance_rate_per_position': self._rate_per_position(),
       'chosen_lengths': self._lengths.tolist(),
       'predicted_goodput': _ratio(*self._predicted),
@@ -178,23 +174,6 @@ class LoadRecorder:
       'busy_fraction': _ratio(self.busy_seconds, span),
       'padded_share': _ratio(num_padding, self.num_computed_tokens),
     }
-    if self._slo_tpots is not None:
-      figures |= self._promises(tpot, span)
-    return figures
-
-  def _promises(self, tpot: np.ndarray, span: float) -> dict[str, Any]:
-    """Returns what became of the promises; tokens of others do not count."""
-    is_kept = tpot <= self._slo_tpots
-    num_tokens = int(self.num_output[self.is_finished & is_kept].sum())
-    figures = {
-      'tpot_attainment': _mean(is_kept[self.is_finished]),
-      'kept_throughput': _ratio(num_tokens, span),
-    }
-    for promised in np.unique(self._slo_tpots):
-      of_class = self.is_finished & (self._slo_tpots == promised)
-      name = f'tpot_attainment_{promised * 1e3:g}ms'
-      figures[name] = _mean(is_kept[of_class])
-    return figures
 
   def _rate_per_position(self) -> list[float | None]:
     """Accepted at a position, of the drafts that had it verified."""

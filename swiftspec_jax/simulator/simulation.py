@@ -72,18 +72,13 @@ def simulate(
   scheduler = Scheduler(config)
   draft_prefill = DraftPrefill(config.buckets) if drafts_by_model else None
   recorder = load_metrics.LoadRecorder(arrivals, config.buckets.max_length)
-  slo_tpots = arrivals.slo_tpots
-  if slo_tpots is None:
-    slo_tpots = np.full(len(arrivals), np.inf)
   prompt_tokens = arrivals.prompt_tokens.tolist()
   output_tokens = arrivals.output_tokens.tolist()
   times = arrivals.times.tolist()
   time, i = 0.0, 0  # and the next request
   while True:
     while i < len(times) and times[i] <= time:
-      scheduler.submit(
-        i, prompt_tokens[i], output_tokens[i], slo_tpot=slo_tpots[i]
-      )
+      scheduler.submit(i, prompt_tokens[i], output_tokens[i])
       i += 1
     view = scheduler.begin_step()
     if view is None:
@@ -150,12 +145,6 @@ def _run_step(
   if draft_prefill is not None:
     count = draft_prefill.num_unread_tokens(view, scheduler.slot_generations)
     view = dataclasses.replace(view, num_unread_tokens=count)
-  if np.isfinite(view.slo_tpots).any():
-    # A prompt of one token decodes at once.
-    first = np.where(
-      view.num_output > 0, recorder.first[view.request_ids], time
-    )
-    view = dataclasses.replace(view, decode_seconds=time - first)
   view, plan = policies.ask(policy, view)
   prefills_draft = False
   if draft_prefill is not None:
