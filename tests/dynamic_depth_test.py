@@ -36,7 +36,7 @@ BEAMS = np.array(
 grow = tree_oracle.compiled(
   tree_lib.grow, static_argnames=('draft_fn', 'num_nodes', 'width')
 )
-add_chains = tree_oracle.compiled(tree_lib.add_chains)
+add_chain = tree_oracle.compiled(tree_lib.add_chain)
 best_candidates = tree_oracle.compiled(
   tree_lib.best_candidates, static_argnums=1
 )
@@ -99,10 +99,8 @@ def test_leaves_below_leaves_do_not_count():
     np.array([1], np.int32), capacity=24, num_cache_rows=16, chain_length=3
   )
   tree = grow(chains, 0, DRAFT, num_steps=1, width=2)[0]  # t2 and t3
-  tree = add_chains(
-    tree,
-    np.array([[[2, 9]]], np.int32),
-    np.array([[[-0.75, -0.5]]], np.float32),
+  tree = add_chain(
+    tree, np.array([[2, 9]], np.int32), np.array([[-0.75, -0.5]], np.float32)
   )
   nodes = best_candidates(tree, 3).nodes[0]
   token_ids = tree.nodes.token_ids[0, nodes]

@@ -53,9 +53,7 @@ DRAFTS = {
   'self': SelfDraft(num_sink_tokens=8, window=16),
   'bad_draft': BAD_DRAFT,
   'tree': TreeDraft(model=NEAR_TARGET, width=3, branching=3),
-  'bad_tree': TreeDraft(
-    model=READING_DRAFT, prompt_lookup=False, suffix_lookup=True
-  ),
+  'bad_tree': TreeDraft(model=READING_DRAFT),
 }
 MAX_CONTEXT = 160
 # Of 8 tokens: four long rows do not fit. A program is compiled for this number.

@@ -153,14 +153,12 @@ def test_goodput_takes_the_nodes_that_pay(seconds_per_token):
   assert mean > 5 if seconds_per_token == 0 else 0 < mean < 4
 
 
-@pytest.mark.parametrize('kind', ['prompt_lookup', 'suffix_lookup'])
-def test_trees_hold_what_the_text_repeats(kind):
+def test_trees_hold_what_the_text_repeats():
   """After a draft that knows nothing."""
   draft = TreeDraft(
     model=testing.table_model(np.full((SIZE, SIZE), 1 / SIZE)),
     width=8,
     branching=2,
-    **{**MODEL_ALONE, kind: True},
   )
   circle = testing.table_model(np.roll(np.eye(SIZE), 1, axis=1))
   engine = Engine(circle, draft, sizes=make_sizes(), policy=FixedLength(8))

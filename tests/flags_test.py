@@ -58,11 +58,9 @@ def test_flags_become_a_tree():
     assert tree_flags.config() == ss.TreeConfig(
       num_nodes=4, width=2, num_draft_steps=3
     )
-  with given(
-    tree_prompt_lookup=False, tree_suffix_lookup=True, min_leaf_mass=0.2
-  ):
+  with given(tree_prompt_lookup=False, min_leaf_mass=0.2):
     assert tree_flags.config() == ss.TreeConfig(
-      prompt_lookup=False, suffix_lookup=True, min_leaf_mass=0.2
+      prompt_lookup=False, min_leaf_mass=0.2
     )
 
 

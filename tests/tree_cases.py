@@ -24,7 +24,7 @@ TREE = TreeConfig(
   num_cache_rows=32,
   prompt_lookup=False,
 )
-HYBRID = dataclasses.replace(TREE, prompt_lookup=True, suffix_lookup=True)
+HYBRID = dataclasses.replace(TREE, prompt_lookup=True)
 FEATURE_LAYERS = (0, 1)
 # A program is compiled for its devices. The draft's, which take the longest,
 # are the same in both modes.

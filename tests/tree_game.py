@@ -82,8 +82,8 @@ class Game:
 
     Args:
       verdicts: tokens for each row.
-      chains: token ids i32[B, C, D] and log-probabilities f32[B, C, D] of what
-        is added to the trees after the verdict.
+      chains: token ids i32[B, D] and log-probabilities f32[B, D] of what is
+        added to the trees after the verdict.
     """
     sizes = self.sizes
     num_tokens = [len(verdict) for verdict in verdicts]
@@ -105,9 +105,7 @@ class Game:
     ]
     if chains is not None:
       for oracle, *row in zip(self.oracles, *chains, strict=True):
-        oracle.add_chains(
-          [list(zip(*chain, strict=True)) for chain in zip(*row, strict=True)]
-        )
+        oracle.add_chain(zip(*row, strict=True))
     while any(
       o.can_grow and len(o.nodes) < sizes.num_nodes for o in self.oracles
     ):

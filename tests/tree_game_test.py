@@ -30,7 +30,7 @@ def lists(values, fewest, most=None):
 def games(sizes, log_probs, choice, most_choices, has_chains):
   """Strategy of sizes, a table, and the choices and chains of each round."""
   token = st.tuples(st.integers(0, 7), st.sampled_from(log_probs))
-  chains = lists(lists(lists(token, LENGTH), 3), 2)
+  chains = lists(lists(token, LENGTH), 2)
   round_ = st.tuples(
     lists(st.lists(choice, max_size=most_choices), 2),
     chains if has_chains else st.none(),
@@ -98,8 +98,8 @@ def test_hundreds_of_verdicts(sizes, luck, has_chains):
       num_verdicts += sum(map(bool, verdicts))
       if has_chains:  # of a text that is often right
         chains = (
-          rng.integers(0, 8, (2, 3, LENGTH)).astype(np.int32),
-          -rng.exponential(0.3, (2, 3, LENGTH)).astype(np.float32),
+          rng.integers(0, 8, (2, LENGTH)).astype(np.int32),
+          -rng.exponential(0.3, (2, LENGTH)).astype(np.float32),
         )
       # Nothing is compiled again.
       with jax.no_tracing() if i else contextlib.nullcontext():

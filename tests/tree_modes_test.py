@@ -24,7 +24,6 @@ from swiftspec_jax import errors, testing
 
 SMALL = dataclasses.replace(
   HYBRID,
-  suffix_lookup=False,
   capacity=20,
   num_nodes=12,
   num_cache_rows=6,

@@ -155,35 +155,26 @@ class HeapTree:
     self._raise(gains)
     self._drop()
 
-  def add_chains(self, chains):
-    """Adds continuations, each a list of tokens and log-probabilities."""
-    trie = {}  # prefix -> log-probability
-    for chain in chains:
-      for i, (_, log_prob) in enumerate(chain):
-        if log_prob == -np.inf:
-          break
-        prefix = tuple(token_id for token_id, _ in chain[: i + 1])
-        log_prob = np.floor(log_prob / QUANTUM) * QUANTUM
-        trie[prefix] = max(trie.get(prefix, -np.inf), log_prob)
-    known, new = {(): self.root}, []
-    for prefix in trie:
-      above = known.get(prefix[:-1])
-      siblings = above.children if above else ()
-      twins = [n for n in siblings if n.token_id == prefix[-1]]
+  def add_chain(self, chain):
+    """Adds a continuation, a list of tokens and log-probabilities."""
+    node, gains, base, total = self.root, {}, None, 0.0
+    for token_id, log_prob in chain:
+      if log_prob == -np.inf:
+        break
+      log_prob = np.floor(log_prob / QUANTUM) * QUANTUM
+      twins = [n for n in node.children if n.token_id == token_id]
       if twins:
-        known[prefix] = twins[0]
-      else:
-        new.append(prefix)
-    self._raise({known[p]: known[p].gain(trie[p]) for p in known if p})
-    sums = dict.fromkeys(known, 0.0)
-    bases = {prefix: node.weight for prefix, node in known.items()}
-    for prefix in new:
-      sums[prefix] = sums[prefix[:-1]] + trie[prefix]
-      bases[prefix] = bases[prefix[:-1]]
-      weight = np.float32(bases[prefix] + np.float32(sums[prefix]))
-      known[prefix] = self._insert(
-        prefix[-1], known[prefix[:-1]], weight, is_looked_up=True
-      )
+        (node,) = twins
+        gains[node] = node.gain(log_prob)
+        continue
+      if base is None:
+        self._raise(gains)
+        base = node.weight
+      total += log_prob
+      weight = np.float32(base + np.float32(total))
+      node = self._insert(token_id, node, weight, is_looked_up=True)
+    if base is None:
+      self._raise(gains)
     self._drop()
 
   def _insert(self, token_id, parent, weight, is_looked_up=False):
@@ -342,7 +333,7 @@ def play_round(
   accepted = jnp.concatenate([old_root[:, None], token_ids], axis=1)
   cache = forward_missing(cache, accepted, moved.num_committed, num_tokens)
   if chains is not None:
-    tree = tree_lib.add_chains(tree, *chains)
+    tree = tree_lib.add_chain(tree, *chains)
   draft = functools.partial(draft_fn, table)
   tree, cache = tree_lib.grow(
     tree, cache, draft, num_steps=0, num_nodes=num_nodes, width=width

@@ -16,7 +16,6 @@ from swiftspec_jax.runtime import timeline as timeline_lib
 # Narrow, so that chains are sent before they have keys and values.
 HYBRID = {
   'prompt_lookup': True,
-  'suffix_lookup': True,
   'width': 2,
   'num_draft_steps': 1,
 }

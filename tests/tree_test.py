@@ -67,7 +67,7 @@ select = tree_oracle.compiled(tree_lib.select, static_argnames='num_nodes')
 best_candidates = tree_oracle.compiled(
   tree_lib.best_candidates, static_argnums=1
 )
-add_chains = tree_oracle.compiled(tree_lib.add_chains)
+add_chain = tree_oracle.compiled(tree_lib.add_chain)
 reroot_program = tree_oracle.compiled(tree_lib.reroot)
 
 
@@ -185,8 +185,8 @@ def test_leaves_see_ancestors_and_themselves():
 
 def suggest(tree):
   """A text says that t3, t5 and t7 follow."""
-  token_ids, log_probs = np.array([[[3, 5, 7]]], np.int32), [[[-0.25] * 3]]
-  return add_chains(tree, token_ids, np.array(log_probs, np.float32))
+  token_ids = np.array([[3, 5, 7]], np.int32)
+  return add_chain(tree, token_ids, np.full((1, 3), -0.25, np.float32))
 
 
 def assert_weights(tree, wanted):
@@ -197,7 +197,7 @@ def assert_weights(tree, wanted):
   assert found == pytest.approx([*wanted.values()], abs=4 * tree_oracle.QUANTUM)
 
 
-def test_chains_of_a_text_start_with_what_is_there():
+def test_a_chain_of_a_text_starts_with_what_is_there():
   tree, _ = grow(
     new_tree(1, chain_length=4), 0, CHAIN_DRAFT, num_steps=1, width=4
   )

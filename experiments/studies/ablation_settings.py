@@ -6,12 +6,6 @@ from collections.abc import Sequence
 import swiftspec_jax as ss
 from experiments.flags import run_flags
 
-# Hybrid trees: what the text suggests besides the draft model.
-LOOKUPS = {
-  'prompt_lookup': {'prompt_lookup': True},
-  'suffix_lookup': {'suffix_lookup': True},
-  'hybrid': {'prompt_lookup': True, 'suffix_lookup': True},
-}
 # Where the flags leave them off.
 _NUM_RESTART_STEPS = 2
 
@@ -35,12 +29,7 @@ def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
     run_ahead: rounds ahead in all but the autoregressive and the lock-step
       row.
   """
-  base = dataclasses.replace(
-    tree,
-    num_restart_steps=0,
-    prompt_lookup=False,
-    suffix_lookup=False,
-  )
+  base = dataclasses.replace(tree, num_restart_steps=0, prompt_lookup=False)
 
   def make(name, mode, run_ahead=run_ahead, **changes):
     return Configuration(
@@ -50,16 +39,10 @@ def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
       run_ahead=run_ahead,
     )
 
-  def lookups(mode):
-    return [
-      make(f'{mode}_{name}', mode, **changes)
-      for name, changes in LOOKUPS.items()
-    ]
-
   return [
     Configuration(name='autoregressive', mode='autoregressive'),
     make('serial', 'serial'),
-    *lookups('serial'),
+    make('serial_prompt_lookup', 'serial', prompt_lookup=True),
     make('async_lockstep', 'async', run_ahead=0),
     make('async', 'async'),
     make(
@@ -67,7 +50,7 @@ def configurations(tree: ss.TreeConfig, run_ahead: int) -> list[Configuration]:
       'async',
       num_restart_steps=tree.num_restart_steps or _NUM_RESTART_STEPS,
     ),
-    *lookups('async'),
+    make('async_prompt_lookup', 'async', prompt_lookup=True),
   ]
 
 

@@ -32,7 +32,6 @@ TUNED = (
   'waits_for_misses',
   'min_leaf_mass',
   'tree_prompt_lookup',
-  'tree_suffix_lookup',
   'run_ahead',
 )
 ENTRIES = ('flags', 'device_kind', 'forced_acceptance', 'provenance', 'trials')

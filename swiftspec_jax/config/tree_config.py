@@ -37,8 +37,6 @@ class TreeConfig:
     prompt_lookup: whether the tree also gets the tokens that followed the
       longest earlier match of the last tokens. Their score is how often such
       tokens were right in this request.
-    suffix_lookup: whether the tree also gets the tokens that followed several
-      matches, longer and shorter ones.
     forced_acceptance: probability that the best child is right, for studies
       of speed. The draft then knows the output, which the request must name.
   """
@@ -54,7 +52,6 @@ class TreeConfig:
   is_adaptive: bool = False
   min_leaf_mass: float | None = None
   prompt_lookup: bool = True
-  suffix_lookup: bool = False
   forced_acceptance: float | None = None
 
   @property

@@ -12,7 +12,7 @@ are connected. A *candidate* has a weight; an *expanded* node has the draft's
 children, as far as they were kept, and its keys and values in the draft's
 cache, too. What is above an expanded node is expanded.
 
-Candidates may have children that a text suggested (`add_chains`). As a parent
+Candidates may have children that a text suggested (`add_chain`). As a parent
 is more probable than its children, the best candidates of a tree include all
 candidates above them: one forward takes the whole chain. And what a full tree
 drops first has no children.
@@ -26,7 +26,7 @@ Legend: B rows of the batch, N nodes of a tree, M rows of the cache for them,
 W leaves of one expansion, K children of a leaf, T tokens sent or verified.
 """
 
-from swiftspec_jax.tree.chains import add_chains, same_prefixes
+from swiftspec_jax.tree.chains import add_chain
 from swiftspec_jax.tree.growth import (
   DraftFn,
   Leaves,

@@ -1,4 +1,4 @@
-"""Continuations of the root that are added as a whole."""
+"""A continuation of the root that is added as a whole."""
 
 import jax
 import jax.numpy as jnp
@@ -6,85 +6,42 @@ import jax.numpy as jnp
 from swiftspec_jax.tree import arrays, insertion, rerooting, state
 
 
-def add_chains(
-  tree: state.DraftTree,
-  token_ids: jax.Array,
-  log_probs: jax.Array,
+def add_chain(
+  tree: state.DraftTree, token_ids: jax.Array, log_probs: jax.Array
 ) -> state.DraftTree:
-  """Adds looked up chains after the root as candidates.
+  """Adds a looked up chain after the root as candidates.
 
-  Each token is below the one before it.
-
-  What chains have in common becomes one node, and what is in the tree already
-  is not added again: of two log-probabilities the better one counts, and what
-  hangs below moves with it. In a full tree the least probable candidates go.
+  Each token is below the one before it. What is in the tree already is not
+  added again: of two log-probabilities the better one counts, and what hangs
+  below moves with it. In a full tree the least probable candidates go.
 
   Args:
     tree: tree whose `chain_length` is more than D.
-    token_ids: i32[B, C, D].
-    log_probs: f32[B, C, D] of each token after those before it. A chain ends
+    token_ids: i32[B, D].
+    log_probs: f32[B, D] of each token after those before it. A chain ends
       before the first token with probability zero (-inf).
   """
-  token_ids, log_probs, is_node, leads = _trie(token_ids, log_probs)
-  twins = jnp.where(is_node, rerooting.descend(tree, token_ids), state.NO_NODE)
-  has_twin = twins != state.NO_NODE
-  batch_size, num_chains, length = token_ids.shape
-
-  def flat(values):
-    return values.reshape(batch_size, -1)
-
-  tree = insertion.raise_weights(tree, flat(twins), flat(log_probs))
+  is_node = arrays.all_up_to(log_probs > -jnp.inf)
+  log_probs = insertion.round_down(jnp.where(is_node, log_probs, -jnp.inf))
+  twins = rerooting.descend(tree, token_ids)
+  twins = jnp.where(is_node, twins, state.NO_NODE)
+  tree = insertion.raise_weights(tree, twins, log_probs)
+  is_new = is_node & (twins == state.NO_NODE)
   # Below the last token that is in the tree, or below the root.
-  num_twins = has_twin.sum(axis=2, keepdims=True)
-  depths = jnp.broadcast_to(jnp.arange(1, length + 1)[None, None], twins.shape)
-  behind_root = jnp.concatenate(
-    [jnp.full_like(twins[:, :, :1], state.ROOT_INDEX), twins[:, :, :-1]], axis=2
-  )
-  last_twin = arrays.take(
-    jnp.concatenate([behind_root, twins[:, :, -1:]], axis=2), num_twins, axis=2
-  )
-  sums = jnp.cumsum(jnp.where(is_node & ~has_twin, log_probs, 0.0), axis=2)
-  weights = arrays.take(tree.nodes.log_probs, last_twin[:, :, 0])
-  # The chain's own node before, as the one of its leader.
-  places = tree.capacity + leads * length + jnp.arange(length)[None, None]
-  before = jnp.concatenate([places[:, :, :1], places[:, :, :-1]], axis=2)
-  chains = jnp.arange(num_chains)[None, :, None]
-  is_new = is_node & ~has_twin & (leads == chains)
+  num_twins = arrays.count(twins != state.NO_NODE)[:, None]
+  root = jnp.full_like(twins[:, :1], state.ROOT_INDEX)
+  path = jnp.concatenate([root, twins], axis=1)
+  weights = arrays.take(tree.nodes.log_probs, arrays.take(path, num_twins))
+  sums = jnp.cumsum(jnp.where(is_new, log_probs, 0.0), axis=1)
+  steps = jnp.arange(token_ids.shape[1])[None]
   new = state.Nodes(
     token_ids=token_ids,
-    parents=jnp.where(depths <= num_twins + 1, behind_root, before),
-    depths=depths,
-    log_probs=jnp.where(is_new, weights[:, :, None] + sums, -jnp.inf),
+    parents=jnp.where(
+      steps <= num_twins, path[:, :-1], tree.capacity + steps - 1
+    ),
+    depths=jnp.broadcast_to(steps + 1, token_ids.shape),
+    log_probs=jnp.where(is_new, weights + sums, -jnp.inf),
     cache_slots=jnp.full_like(token_ids, state.NO_SLOT),
     is_looked_up=jnp.ones_like(is_new),
   )
-  wide = insertion.widen(tree, jax.tree.map(flat, new))
-  return insertion.fit(wide, tree.capacity)
-
-
-def _trie(token_ids, log_probs):
-  """Finds what chains have in common.
-
-  Returns:
-    The tokens, the best log-probabilities of equal prefixes, where there are
-    any bool[B, C, D], and the first chain i32[B, C, D] with the same prefix.
-  """
-  is_same = same_prefixes(token_ids, log_probs > -jnp.inf)
-  best = jnp.max(
-    jnp.where(is_same, log_probs[:, None], -jnp.inf), axis=2, initial=-jnp.inf
-  )
-  leads = jnp.argmax(is_same, axis=2).astype(jnp.int32)
-  return token_ids, insertion.round_down(best), best > -jnp.inf, leads
-
-
-def same_prefixes(token_ids: jax.Array, is_node: jax.Array) -> jax.Array:
-  """Returns bool[B, C, C, D], whether two chains are equal up to a token.
-
-  Args:
-    token_ids: i32[B, C, D].
-    is_node: bool[B, C, D] which of the tokens count, up to the first that
-      does not.
-  """
-  is_equal = token_ids[:, :, None] == token_ids[:, None]
-  is_equal &= is_node[:, :, None] & is_node[:, None]
-  return arrays.all_up_to(is_equal)
+  return insertion.fit(insertion.widen(tree, new), tree.capacity)

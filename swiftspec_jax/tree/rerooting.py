@@ -46,7 +46,7 @@ def reroot(
     num_tokens: i32[B] number of tokens that count. A row with none stays as it
       is.
   """
-  path = descend(tree, token_ids[:, None])[:, 0]
+  path = descend(tree, token_ids)
   path = jnp.concatenate(
     [jnp.full_like(path[:, :1], state.ROOT_INDEX), path], axis=1
   )
@@ -85,22 +85,22 @@ def reroot(
 
 
 def descend(tree: state.DraftTree, token_ids: jax.Array) -> jax.Array:
-  """Returns i32[B, C, D], the nodes that texts after the root pass.
+  """Returns i32[B, D], the nodes that texts after the root pass.
 
   They are NO_NODE from the first token on that has none.
 
   Args:
     tree: tree of N nodes.
-    token_ids: i32[B, C, D].
+    token_ids: i32[B, D].
   """
 
   def step(parents, token_ids):
-    found = state.find_children(tree, parents, token_ids)
-    return found, found
+    found = state.find_children(tree, parents[:, None], token_ids[:, None])
+    return found[:, 0], found[:, 0]
 
-  roots = jnp.full(token_ids.shape[:2], state.ROOT_INDEX)
-  _, path = jax.lax.scan(step, roots, jnp.moveaxis(token_ids, 2, 0))
-  return jnp.moveaxis(path, 0, 2)
+  roots = jnp.full(token_ids.shape[:1], state.ROOT_INDEX)
+  _, path = jax.lax.scan(step, roots, token_ids.T)
+  return path.T
 
 
 @jax.vmap

@@ -120,7 +120,7 @@ def new_tree(
     num_cache_rows: M, the most nodes that can be expanded at a time. The cache
       needs M + W rows after the prefix.
     chain_length: one more than the tokens of the longest chain that
-      `add_chains` will add; 1 if it is not used.
+      `add_chain` will add; 1 if it is not used.
 
   Raises:
     UserError: if the sizes make no sense.

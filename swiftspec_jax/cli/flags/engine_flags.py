@@ -31,15 +31,14 @@ _MODE = flags.DEFINE_enum(
   'What drafts; auto is prompt_lookup, with --draft serial, too. '
   'Modes chain, tree, serial and async take --draft; DFlash drafts and '
   'P-EAGLE heads are for chain and tree. --width, --branching, '
-  '--num_draft_steps, --tree_prompt_lookup and --tree_suffix_lookup say how '
-  'trees grow. In mode tree a new one grows for each step. In modes '
-  'serial and async they live on, and in async they grow on --draft_devices '
-  'while the target verifies. datastore makes trees of what followed the last '
-  'tokens in the text and in those of --datastore. grammar drafts what the '
-  'grammars of requests force, as all modes do, and nothing else. In mode self '
-  'the target drafts for itself over the latest tokens. forced, for studies of '
-  'policies, drafts what equal requests wrote before, and is right with '
-  'probability --forced_acceptance.',
+  '--num_draft_steps and --tree_prompt_lookup say how trees grow. In mode tree '
+  'a new one grows for each step. In modes serial and async they live on, and '
+  'in async they grow on --draft_devices while the target verifies. datastore '
+  'makes trees of what followed the last tokens in the text and in those of '
+  '--datastore. grammar drafts what the grammars of requests force, as all '
+  'modes do, and nothing else. In mode self the target drafts for itself over '
+  'the latest tokens. forced, for studies of policies, drafts what equal '
+  'requests wrote before, and is right with probability --forced_acceptance.',
 )
 _ROWS = flags.DEFINE_list(
   'rows', ['1', '2', '4', '8'], 'Compiled numbers of requests in a step.'

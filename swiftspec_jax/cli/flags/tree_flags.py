@@ -35,8 +35,6 @@ _FIELDS = flag_values.define_fields(
   {
     'prompt_lookup': 'Put what followed the longest earlier match of the last '
     'tokens into the tree, too.',
-    'suffix_lookup': 'Put what followed several earlier matches into the tree, '
-    'too.',
   },
   prefix='tree_',
 )
@@ -78,7 +76,6 @@ def new_trees(model: ss.Model) -> TreeDraft:
     num_draft_steps=tree.num_draft_steps,
     min_leaf_mass=tree.min_leaf_mass,
     prompt_lookup=tree.prompt_lookup,
-    suffix_lookup=tree.suffix_lookup,
   )
 
 

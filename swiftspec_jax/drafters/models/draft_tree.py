@@ -23,7 +23,6 @@ from swiftspec_jax.drafters.models import grown_trees
 from swiftspec_jax.drafters.models.model_drafter import ModelDrafter
 from swiftspec_jax.drafters.models.model_spec import ModelSpec
 from swiftspec_jax.drafters.spec import Setup
-from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.models.model import Model
 from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.runtime import sharding as sharding_lib
@@ -49,7 +48,6 @@ class TreeDraft(ModelSpec):
     num_draft_steps: forwards of a whole tree in `ss.Decoder`, which declares
       the sizes itself.
     prompt_lookup: same as in `TreeConfig`.
-    suffix_lookup: same as in `TreeConfig`.
     min_leaf_mass: bound on the mass of leaves, as in `TreeConfig`.
   """
 
@@ -61,7 +59,6 @@ class TreeDraft(ModelSpec):
   num_draft_steps: int = 4
   min_leaf_mass: float = 0.0
   prompt_lookup: bool = True
-  suffix_lookup: bool = False
 
   @property
   def looks_up(self) -> bool:
@@ -113,7 +110,7 @@ class TreeDrafter(ModelDrafter):
       # No more can be chosen, nor have children that are.
       width=min(draft.width, most),
       branching=min(draft.branching, most),
-      kinds=text_lookup.kinds_of(draft),
+      prompt_lookup=draft.prompt_lookup,
       min_leaf_mass=draft.min_leaf_mass,
     )
     axes = 'batch', 'kv_heads', None, None
@@ -125,15 +122,13 @@ class TreeDrafter(ModelDrafter):
     name = f'{draft.model.name}_tree_{draft.width}_{draft.branching}'
     if draft.prompt_lookup:
       name += '_prompt_lookup'
-    if draft.suffix_lookup:
-      name += '_suffix_lookup'
     if draft.min_leaf_mass:
       name += f'_{draft.min_leaf_mass}'
     return name
 
   @property
   def _reads_texts(self) -> bool:
-    return bool(self._tree_sizes.kinds)
+    return self._draft.prompt_lookup
 
   @property
   def _num_forwards(self) -> int:

@@ -45,7 +45,7 @@ class TreeSizes:
     num_nodes: T to choose.
     width: W.
     branching: children of a leaf.
-    kinds: kinds of lookups in the known text.
+    prompt_lookup: same as in `TreeConfig`.
     min_leaf_mass: bound for trees that have the nodes asked for.
   """
 
@@ -53,7 +53,7 @@ class TreeSizes:
   num_nodes: int
   width: int
   branching: int
-  kinds: tuple[text_lookup.Kind, ...]
+  prompt_lookup: bool
   min_leaf_mass: float
 
   @property
@@ -63,8 +63,8 @@ class TreeSizes:
 
   @property
   def num_found(self) -> int:
-    """Most nodes that lookups bring."""
-    return sum(kind.num_chains for kind in self.kinds) * (self.num_nodes - 1)
+    """Most nodes that a lookup brings."""
+    return self.prompt_lookup * (self.num_nodes - 1)
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'sharding', 'sizes'))
@@ -163,7 +163,7 @@ def grown(
     jnp.zeros_like(rows.slots),
     capacity=1 + sizes.num_rows * sizes.branching + sizes.num_found,
     num_cache_rows=sizes.num_rows,
-    chain_length=sizes.num_nodes if sizes.kinds else 1,
+    chain_length=1 + sizes.num_found,
   )
   leaves = tree_lib.root_leaves(tree, jnp.ones_like(rows.slots, bool))
   tree = tree_lib.expand(tree, leaves, *first)
@@ -207,12 +207,12 @@ def _children_fn(
 def _with_lookups(
   tree: tree_lib.DraftTree, rows: DraftRows, sizes: TreeSizes
 ) -> tree_lib.DraftTree:
-  """Returns trees with the chains that the known text suggests."""
-  if not sizes.kinds:
+  """Returns trees with the chain that the known text suggests."""
+  if not sizes.prompt_lookup:
     return tree
   known, length = rows.positions[:, 0], sizes.num_nodes - 1
-  chains = text_lookup.find(rows.texts, known, length=length, kinds=sizes.kinds)
-  return tree_lib.add_chains(tree, *chains)
+  chain = text_lookup.find(rows.texts, known, length=length)
+  return tree_lib.add_chain(tree, *chain)
 
 
 def _best_of(

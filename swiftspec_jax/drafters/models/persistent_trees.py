@@ -28,7 +28,6 @@ from swiftspec_jax.config import TreeConfig
 from swiftspec_jax.drafters.engine_drafter import EngineDrafter, SlotTexts
 from swiftspec_jax.drafters.models import feature_draft, model_spec
 from swiftspec_jax.drafters.spec import DraftSpec, Setup
-from swiftspec_jax.drafters.texts import text_lookup
 from swiftspec_jax.drafters.trees import forced_acceptance
 from swiftspec_jax.drafters.trees.tree_draft_rows import (
   TreeDraftRows,
@@ -189,8 +188,7 @@ class PersistentTreeDrafter(EngineDrafter):
   def name(self) -> str:
     tree, mode = self._draft.tree, 'async' if self.rows.is_async else 'serial'
     name = f'{self._draft.model.name}_{mode}_{tree.num_leaves}_{tree.branching}'
-    kinds = text_lookup.kinds_of(tree)
-    name += f'_{tree.num_draft_steps}_{len(kinds)}'
+    name += f'_{tree.num_draft_steps}_{tree.prompt_lookup:d}'
     return f'{name}_{tree.min_leaf_mass}' if tree.min_leaf_mass else name
 
   def num_unread_tokens(self, view: policies.StepView, texts: SlotTexts) -> int:

@@ -56,19 +56,16 @@ class PromptLookup(StatelessDrafter, DraftSpec):
       )
 
   def propose(self, rows: Rows) -> tuple[jax.Array, jax.Array]:
-    token_ids, lengths = rows.token_ids, rows.lengths
-    sizes = text_match.match_lengths(token_ids, lengths, self.prompt_lookup_max)
-    # The longest, and of those the last.
-    score = sizes * sizes.shape[1] + jnp.arange(sizes.shape[1])[None]
-    place = jnp.argmax(score, axis=1)[:, None]
-    length = jnp.take_along_axis(sizes, place, axis=1)[:, 0]
-    chains = text_match.continuations(
-      token_ids, lengths, place, self.num_speculative_tokens
+    chains, sizes = text_match.continue_longest(
+      rows.token_ids,
+      rows.lengths,
+      self.prompt_lookup_max,
+      self.num_speculative_tokens,
     )
     # Drafts of idle rows would make the step longer.
-    has_draft = (length >= self.prompt_lookup_min) & (rows.room > 0)
+    has_draft = (sizes >= self.prompt_lookup_min) & (rows.room > 0)
     num_drafted = jnp.where(has_draft, self.num_speculative_tokens, 0)
-    return chains[:, 0], num_drafted
+    return chains, num_drafted
 
   @property
   def own_length(self) -> int:

@@ -4,7 +4,7 @@ Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and
 SuffixDecoding (arXiv 2411.04975) continue a text from there. It runs on the
 device, so the host need not know the tokens.
 
-Legend: B rows, S tokens of the text, C places, D steps.
+Legend: B rows, S tokens of the text, D tokens of a continuation.
 """
 
 import jax
@@ -40,21 +40,26 @@ def match_lengths(
   return sizes
 
 
-def continuations(
-  token_ids: jax.Array, lengths: jax.Array, places: jax.Array, num_tokens: int
-) -> jax.Array:
-  """Returns i32[B, C, D], what stands after places of the text.
+def continue_longest(
+  token_ids: jax.Array, lengths: jax.Array, longest: int, num_tokens: int
+) -> tuple[jax.Array, jax.Array]:
+  """Returns what stands after the longest match, of equals the most recent.
 
   A continuation that runs into the end of the text goes on periodically.
 
   Args:
-    token_ids: i32[B, S].
-    lengths: i32[B] of the text.
-    places: i32[B, C].
-    num_tokens: D.
+    token_ids: same as in `match_lengths`.
+    lengths: same as in `match_lengths`.
+    longest: same as in `match_lengths`.
+    num_tokens: D; static.
+
+  Returns:
+    i32[B, D], and the length i32[B] of the match; 0 where there is none.
   """
-  period = lengths[:, None, None] - 1 - places[:, :, None]
-  steps = jnp.arange(num_tokens)[None, None]
-  sources = places[:, :, None] + 1 + steps % jnp.maximum(period, 1)
-  flat = sources.reshape(sources.shape[0], -1)
-  return arrays.take(token_ids, flat).reshape(sources.shape)
+  sizes = match_lengths(token_ids, lengths, longest)
+  num_places = sizes.shape[1]
+  score = sizes * num_places + jnp.arange(num_places)[None]
+  size, place = jnp.divmod(jnp.max(score, axis=1, keepdims=True), num_places)
+  period = lengths[:, None] - 1 - place
+  sources = place + 1 + jnp.arange(num_tokens)[None] % jnp.maximum(period, 1)
+  return arrays.take(token_ids, sources), size[:, 0]

@@ -220,7 +220,7 @@ def look_up(state, verified):
     return state
   lookup = text_lookup.follow(state.lookup, verified)
   lookup, log_probs = text_lookup.look_up(lookup)
-  tree = tree_lib.add_chains(state.tree, lookup.chains, log_probs)
+  tree = tree_lib.add_chain(state.tree, lookup.chains, log_probs)
   return state.replace(tree=tree, lookup=lookup)
 
 

@@ -100,12 +100,11 @@ def new_tree(
   tree_config: TreeConfig, root_token_ids: jax.Array
 ) -> tree_lib.DraftTree:
   """Returns trees of a root alone: i32[B], the last known tokens."""
-  has_chains = bool(text_lookup.kinds_of(tree_config))
   return tree_lib.new_tree(
     root_token_ids,
     capacity=tree_config.capacity,
     num_cache_rows=tree_config.num_cache_rows,
-    chain_length=1 + tree_config.num_nodes if has_chains else 1,
+    chain_length=1 + tree_config.num_nodes * tree_config.prompt_lookup,
   )
 
 
