@@ -20,6 +20,7 @@ from kernels_pallas import dispatch
 from kernels_pallas.grouped_matmul import pallas_gpu as grouped_gpu
 from kernels_pallas.quantized_matmul import (
   api,
+  arg_specs,
   mosaic_gpu,
   pallas_gpu,
   pallas_tpu,
@@ -220,3 +221,10 @@ def test_offsets_that_would_wrap_are_refused(
   for backend in (pallas_gpu, grouped_gpu):
     with refusal if is_refused else contextlib.nullcontext():
       backend.check(x, values, scales)
+
+
+def test_examples_are_of_the_class_of_such_a_call():
+  """So a verdict on an example holds for the call."""
+  for spec in arg_specs.arg_specs():
+    call = arg_specs.ArgSpec.of_call(*spec.arrays(), **spec.options())
+    assert call.shape_class() == spec.shape_class()

@@ -27,7 +27,7 @@ class ArgSpec(call_spec.CallSpec):
     num_parts: P.
     num_inputs: K.
     num_outputs: N.
-    group_size: inputs of a group, where the weight is not int8.
+    group_size: inputs that share a scale.
     dtype: dtype of the rows.
     weight_dtype: dtype of the weight, one of `tiles.BITS`.
     activation: gate that joins the parts, or None.
@@ -81,8 +81,7 @@ class ArgSpec(call_spec.CallSpec):
     return {'activation': self.activation}
 
   def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    is_grouped = self.weight_dtype != 'int8'
-    num_groups = self.num_inputs // self.group_size if is_grouped else 1
+    num_groups = self.num_inputs // self.group_size
     parts, outputs = self.num_parts, self.num_outputs
     return (
       jax.ShapeDtypeStruct((self.num_tokens, self.num_inputs), self.dtype),
@@ -138,6 +137,8 @@ def _matrices(
 
 def _spec(sizes, weight_dtype, num_tokens, dtype) -> ArgSpec:
   num_parts, num_inputs, num_outputs, group_size = sizes
+  if weight_dtype == 'int8':  # a scale for each output
+    group_size = num_inputs
   return ArgSpec(
     name=(
       f'T{num_tokens} {dtype} x {weight_dtype}'
