@@ -232,8 +232,8 @@ def _simulate(
     simulated.append({**run, **figures})
     output_files.append_line(directory / 'simulated.jsonl', simulated[-1])
   print(load_replay.compare(rows, simulated))
-  errors = [row['step_time_error'] for row in rows]
-  print(f'times of steps are off by {statistics.median(errors):.1%} (median)')
+  off = statistics.median(row['step_time_error'] for row in rows)
+  print(f'times of steps are off by {off:.1%} (median)')
 
 
 if __name__ == '__main__':
