@@ -366,8 +366,5 @@ def test_confidences_that_are_nan_count_as_none(make):
     assert np.isfinite(gains).all()
     assert np.isfinite(estimator.gains(view)).all()
     assert allocation.allocate(gains, 3).tolist() == [0, 3]
-    estimator.observe(
-      cases.make_outcome(
-        view, [2, 2], [0, 2], drafts=drafts, accepted_ranks=ranks
-      )
-    )
+    found = {'drafts': drafts, 'accepted_ranks': ranks}
+    show(estimator, 0, [2, 2], [0, 2], buckets, **found)

@@ -86,17 +86,21 @@ def test_curve():
 
 
 @pytest.mark.parametrize(
-  ('acceptance', 'golden'),
+  ('costs', 'acceptance', 'golden'),
   [
-    (0.3, (2, 2, 1, 0, 0, 0, 0)),
-    (0.5, (3, 3, 2, 1, 0, 0, 0)),
-    (0.7, (5, 5, 4, 3, 2, 0, 0)),
-    (0.9, (7, 7, 7, 6, 5, 0, 0)),
+    (cases.EAGLE_8B, 0.3, (2, 2, 1, 0, 0, 0, 0)),
+    (cases.EAGLE_8B, 0.5, (3, 3, 2, 1, 0, 0, 0)),
+    (cases.EAGLE_8B, 0.7, (5, 5, 4, 3, 2, 0, 0)),
+    (cases.EAGLE_8B, 0.9, (7, 7, 7, 6, 5, 0, 0)),
+    (cases.LOOKUP_70B, 0.3, (4, 3, 2, 1, 0, 0, 0)),
+    (cases.LOOKUP_70B, 0.5, (7, 5, 3, 2, 1, 0, 0)),
+    (cases.LOOKUP_70B, 0.7, (7, 7, 5, 3, 2, 1, 0)),
+    (cases.LOOKUP_70B, 0.9, (7, 7, 7, 7, 5, 3, 2)),
   ],
 )
-def test_best_length_by_batch(acceptance, golden):
-  """Item 4."""
-  found = [chosen_length(cases.EAGLE_8B, acceptance, b, 512) for b in BATCHES]
+def test_best_length_by_batch(costs, acceptance, golden):
+  """Items 4 and 6."""
+  found = [chosen_length(costs, acceptance, b, 512) for b in BATCHES]
   assert found == list(golden)
 
 
@@ -105,21 +109,6 @@ def test_best_length_by_context():
   contexts = (128, 512, 2048, 8192, 32768)
   found = [chosen_length(cases.EAGLE_8B, 0.7, 256, c) for c in contexts]
   assert found == [0, 0, 3, 6, 7]
-
-
-@pytest.mark.parametrize(
-  ('acceptance', 'golden'),
-  [
-    (0.3, (4, 3, 2, 1, 0, 0, 0)),
-    (0.5, (7, 5, 3, 2, 1, 0, 0)),
-    (0.7, (7, 7, 5, 3, 2, 1, 0)),
-    (0.9, (7, 7, 7, 7, 5, 3, 2)),
-  ],
-)
-def test_best_length_of_prompt_lookup(acceptance, golden):
-  """Item 6."""
-  found = [chosen_length(cases.LOOKUP_70B, acceptance, b, 512) for b in BATCHES]
-  assert found == list(golden)
 
 
 def test_fewer_drafting_rows_do_not_lengthen_drafts():

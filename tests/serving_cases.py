@@ -92,14 +92,17 @@ def draw_accepted(generator, acceptance, lengths):
   return np.minimum(generator.geometric(stops) - 1, lengths)
 
 
-def play(policy, view, acceptance, generator):
-  """One step of a policy; returns its plan, what was verified and accepted."""
-  plan = policy.plan_draft(view)
-  drafts = policies.Drafts(lengths=plan.lengths)
-  lengths = policy.plan_verify(view, plan, drafts)
-  accepted = draw_accepted(generator, acceptance, lengths)
-  policy.observe(make_outcome(view, lengths, accepted, plan=plan))
-  return plan, lengths, accepted
+def play(policy, buckets, acceptance, steps):
+  """Steps of full batches; yields the plans and what was verified."""
+  generator = np.random.default_rng(0)
+  for step in steps:
+    view = make_view(buckets.rows[-1], buckets, step=step)
+    plan = policy.plan_draft(view)
+    drafts = policies.Drafts(lengths=plan.lengths)
+    lengths = policy.plan_verify(view, plan, drafts)
+    accepted = draw_accepted(generator, acceptance, lengths)
+    policy.observe(make_outcome(view, lengths, accepted, plan=plan))
+    yield plan, lengths
 
 
 class Oracle(Estimator):
