@@ -1,7 +1,7 @@
 """Products of few rows in C++: right, and the same bits in any company."""
 
+import concurrent.futures
 import functools
-import threading
 
 import gguf_test
 import jax
@@ -213,13 +213,7 @@ def test_it_is_compiled_once_by_all_that_want_it(fresh, monkeypatch, tmp_path):
   )
   compiler.chmod(0o755)
   monkeypatch.setenv('CXX', str(compiler))
-  threads = [
-    threading.Thread(target=library._compile, args=('few_rows',))
-    for _ in range(3)
-  ]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
+  with concurrent.futures.ThreadPoolExecutor(3) as threads:
+    list(threads.map(library._compile, ['few_rows'] * 3))
   assert (tmp_path / 'calls').read_text() == 'called\n'
   assert library._path('few_rows').read_bytes() == fresh.read_bytes()
