@@ -1,6 +1,5 @@
 """The goodput policy over many steps: probes, hysteresis, speed."""
 
-import dataclasses
 import sys
 
 import numpy as np
@@ -146,8 +145,9 @@ def test_a_probe_that_finds_nothing_stays_due(monkeypatch):
   policy = Goodput(COSTS, cases.Oracle(0.0))
   steps = []
   for step in range(100):
-    view = cases.make_view(1, cases.unpadded(1), step=step)
-    view = dataclasses.replace(view, finds_drafts_late=True)
+    view = cases.make_view(
+      1, cases.unpadded(1), step=step, finds_drafts_late=True
+    )
     plan = policy.plan_draft(view)
     found = plan.lengths * (step >= 40)
     policy.observe(cases.make_outcome(view, found, 0 * found, plan=plan))

@@ -30,7 +30,7 @@ def plan(costs, acceptance, view, coverage=1.0):
 
 def chosen_length(costs, acceptance, num_rows, kv_length):
   view = cases.make_view(
-    num_rows, cases.unpadded(num_rows), kv_length=kv_length
+    num_rows, cases.unpadded(num_rows), kv_lengths=kv_length
   )
   lengths = plan(costs, acceptance, view).lengths
   assert (lengths == lengths[0]).all()
@@ -298,12 +298,6 @@ def test_best_nodes_of_a_tree():
 
 
 def test_trees_have_the_size_that_pays():
-  buckets = StepBuckets(
-    rows=tuple(range(1, 65)),
-    query_tokens=tuple(range(1, 1025)),
-    lengths=(0, 3, 7, 15),
-    draft_steps=(0, 1, 2, 3),
-  )
 
   class KnownTree(cases.Oracle):
     def gains(self, view):
@@ -313,7 +307,7 @@ def test_trees_have_the_size_that_pays():
   costs = cases.EAGLE_8B.monotone()
   sizes = []
   for num_rows in (1, 8, 64):
-    view = cases.make_view(num_rows, buckets)
+    view = cases.make_view(num_rows, cases.TREE_BUCKETS)
     lengths = Goodput(costs, KnownTree(0.7)).plan_draft(view).lengths
     sizes.append(lengths.mean())
   assert sizes[0] > 7
@@ -368,13 +362,11 @@ def test_drafts_take_room_from_prompts_where_goodput_says_so(
   acceptance, num_filling, num_waiting, best
 ):
   """All that are present wait for the prompts that drafts displace."""
-  view = dataclasses.replace(
-    cases.make_view(
-      4,
-      cases.unpadded(4, 3, max_query_tokens=24),
-      num_prefill_tokens=20,
-      max_draft_tokens=1,
-    ),
+  view = cases.make_view(
+    4,
+    cases.unpadded(4, 3, max_query_tokens=24),
+    num_prefill_tokens=20,
+    max_draft_tokens=1,
     num_filling=num_filling,
     num_waiting=num_waiting,
   )
