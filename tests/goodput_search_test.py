@@ -201,7 +201,7 @@ def test_a_crowded_step_is_shared():
 
 
 def test_padding_is_used():
-  """Item 11: whatever fits into the declared size is free."""
+  """Item 11: whatever fits into the declared size is free; rows are padded."""
   buckets = StepBuckets(
     rows=(1, 2, 4),
     query_tokens=(4, 10, 32),
@@ -215,10 +215,6 @@ def test_padding_is_used():
   assert found.lengths.tolist() == [4, 4]
   assert found.expected_seconds == pytest.approx(0.01 + 0.0005 * 10)
   assert plan(costs, 0.6, cases.make_view(4, buckets)).lengths.sum() == 6
-
-
-def test_steps_of_padded_rows():
-  """Item 11: rows are padded, too."""
   buckets = StepBuckets(rows=(4, 8), query_tokens=(8, 64), lengths=(0, 1))
   costs = cases.linear_costs(rows=0.001)
   found = plan(costs, 0.6, cases.make_view(3, buckets))
