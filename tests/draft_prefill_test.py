@@ -72,9 +72,7 @@ def test_a_prompt_delays_no_other_row():
     for size in (2, 60)
   ]
   handles = [engine.submit(request) for request in requests]
-  records = []
-  while (record := engine.step()) is not None:
-    records.append(record)
+  records = list(iter(engine.step, None))
   decoder = ss.Decoder(target, batch_size=2)
   for handle, plain in zip(handles, run(decoder, requests), strict=True):
     assert handle.result().token_ids == plain.token_ids
