@@ -1,7 +1,6 @@
 """The ablation: its configurations, and a run."""
 
 import dataclasses
-import json
 
 import benchmark_report_test
 import programs
@@ -79,7 +78,7 @@ def test_program(model, tmp_path):
   output = programs.output_of('swiftspec_ablation', *flags)
   assert 'async (forced acceptance 0.7)' in output
   assert len(programs.read_lines(tmp_path, 'results.jsonl')) == 12
-  summary = json.loads((tmp_path / 'summary.json').read_text())
+  summary = programs.read_summary(tmp_path)
   assert list(summary['modes']) == names
   for name, figures in summary['modes'].items():
     assert figures['outputs_equal'] is True

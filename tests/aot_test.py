@@ -1,11 +1,10 @@
 """Rows of the table of `make aot`, and shapes that its kernels accept."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
-import pytest
+from kernel_calls import check_suits
 
 from experiments.aot import models, rows, steps, targets
 from experiments.aot.kernels import KERNELS
@@ -94,28 +93,17 @@ def test_every_shape_is_one_that_the_kernels_take():
 
 def test_the_product_for_hopper_has_every_shape_of_its_dtypes():
   for spec in quantized_specs.arg_specs():
-    if spec.suits('mosaic_gpu'):
-      mosaic_gpu.check(*spec.arrays())
-    else:
-      with pytest.raises(NotImplementedError, match='is not'):
-        mosaic_gpu.check(*spec.arrays())
+    arrays = spec.arrays()
+    check_suits(spec, 'mosaic_gpu', 'is not', mosaic_gpu.check, *arrays)
 
 
 def test_pages_suit_the_kernels_that_take_them():
   for spec in paged_specs.arg_specs():
     queries, keys, _, table, *_ = spec.arrays()
     for name in registry.implementations('paged_attention'):
-      check = functools.partial(
-        registry.module('paged_attention', name).check,
-        queries,
-        keys,
-        table.shape[1],
-      )
-      if spec.suits(name):
-        check()
-      else:
-        with pytest.raises(NotImplementedError, match='no multiple of 128'):
-          check()
+      check = registry.module('paged_attention', name).check
+      message = 'no multiple of 128'
+      check_suits(spec, name, message, check, queries, keys, table.shape[1])
 
 
 def test_shapes_are_listed_once():

@@ -78,6 +78,8 @@ def test_traces(tmp_path):
   ('rows', 'message'),
   [
     ([], 'holds no arrivals'),
+    (None, 'cannot read a trace from'),
+    ('{', 'line 1: not valid JSON'),
     ([3], 'line 1: must be a JSON object'),
     ([{'arrival': -1}], "'arrival' must be a number of at least 0, got -1"),
     (
@@ -94,17 +96,12 @@ def test_traces(tmp_path):
   ],
 )
 def test_bad_traces_are_refused(rows, message, tmp_path):
-  path = write(tmp_path / 'trace.jsonl', rows)
-  with pytest.raises(errors.UserError, match=message):
-    arrivals_lib.read_trace(path)
-
-
-def test_traces_that_are_no_json(tmp_path):
   path = tmp_path / 'trace.jsonl'
-  with pytest.raises(errors.UserError, match='cannot read a trace from'):
-    arrivals_lib.read_trace(path)
-  path.write_text('{')
-  with pytest.raises(errors.UserError, match='line 1: not valid JSON'):
+  if isinstance(rows, str):
+    path.write_text(rows)
+  elif rows is not None:
+    write(path, rows)
+  with pytest.raises(errors.UserError, match=message):
     arrivals_lib.read_trace(path)
 
 

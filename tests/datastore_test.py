@@ -52,11 +52,6 @@ def paths(tree):
   return found
 
 
-def test_golden_suffix_array():
-  expected = [17, 5, 11, 0, 6, 1, 7, 13, 2, 8, 14, 3, 9, 16, 15, 4, 10, 12]
-  assert STORE.suffixes.tolist() == expected
-
-
 @pytest.mark.parametrize('num_nodes', [1, 5, 9])
 def test_golden_merge(num_nodes):
   tree = make_drafter(store=STORE).tree(OWN, num_nodes)
@@ -132,7 +127,7 @@ def test_merge_is_that_of_all_paths(seed):
 def test_drafts_of_rows():
   """Rows of lengths 0, 2 and 9; what is nobody's stays empty."""
   view = cases.make_view(
-    3, cases.unpadded(3, max_length=9), kv_length=len(OWN) - 1
+    3, cases.unpadded(3, max_length=9), kv_lengths=len(OWN) - 1
   )
   texts = SlotTexts(
     token_ids=np.tile(np.pad(OWN, (0, 4)), (4, 1)),

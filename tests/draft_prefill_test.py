@@ -19,8 +19,9 @@ BUCKETS = cases.unpadded(4, max_length=2, max_query_tokens=10)
 
 
 def view_of(kv_lengths, **fields):
-  view = cases.make_view(len(kv_lengths), BUCKETS, **fields)
-  return dataclasses.replace(view, kv_lengths=np.array(kv_lengths))
+  return cases.make_view(
+    len(kv_lengths), BUCKETS, kv_lengths=kv_lengths, **fields
+  )
 
 
 def step(draft_prefill, kv_lengths, lengths):
@@ -71,9 +72,7 @@ def test_a_prompt_delays_no_other_row():
     for size in (2, 60)
   ]
   handles = [engine.submit(request) for request in requests]
-  records = []
-  while (record := engine.step()) is not None:
-    records.append(record)
+  records = list(iter(engine.step, None))
   decoder = ss.Decoder(target, batch_size=2)
   for handle, plain in zip(handles, run(decoder, requests), strict=True):
     assert handle.result().token_ids == plain.token_ids
@@ -95,9 +94,9 @@ def test_goodput_waits_for_a_text_that_is_worth_it():
     costs = cases.linear_costs(fixed=0.01, steps=0.001)
     draft = dataclasses.replace(costs.draft, draft_prefill=draft_prefill)
     policy = Goodput(dataclasses.replace(costs, draft=draft))
-    view = cases.make_view(1, BUCKETS)
-    view = dataclasses.replace(view, num_unread_tokens=num_unread_tokens)
-    return policy.plan_draft(view)
+    return policy.plan_draft(
+      cases.make_view(1, BUCKETS, num_unread_tokens=num_unread_tokens)
+    )
 
   without, late = planned(0.05, 0), planned(0.05, 10)
   assert without.lengths.tolist() == late.lengths.tolist() == [length]

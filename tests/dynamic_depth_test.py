@@ -9,7 +9,7 @@ import pytest
 import tree_oracle
 from decoding_cases import assert_same, run
 from tree_cases import DEVICES, TREE, pair, requests_of
-from tree_test import DRAFT
+from tree_test import DRAFT, add_chain, best_candidates, grow
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors
@@ -32,13 +32,6 @@ BEAMS = np.array(
     [0.05, 0.02, 0.01, 0.01],
   ],
   np.float32,
-)
-grow = tree_oracle.compiled(
-  tree_lib.grow, static_argnames=('draft_fn', 'num_nodes', 'width')
-)
-add_chain = tree_oracle.compiled(tree_lib.add_chain)
-best_candidates = tree_oracle.compiled(
-  tree_lib.best_candidates, static_argnums=1
 )
 leaf_mass = tree_oracle.compiled(tree_lib.leaf_mass, static_argnums=1)
 

@@ -14,7 +14,7 @@ from decoding_cases import assert_same, run
 from engine_feature_test import check_drafts
 from load_cases import read
 from safetensors import numpy as safetensors_numpy
-from tree_cases import CONFIG, DEVICES, MIXED, TREE, requests_of
+from tree_cases import CONFIG, DEVICES, MIXED, TREE, plain, requests_of
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
@@ -193,18 +193,13 @@ def directory(tmp_path_factory):
   return tmp_path_factory.mktemp('head')
 
 
-@pytest.fixture(scope='module')
-def plain():
-  return run(ss.Decoder(target_of(2), batch_size=3), MIXED)
-
-
 @pytest.mark.parametrize('mode', DEVICES)
-def test_trees_write_what_plain_decoding_writes(directory, plain, mode):
+def test_trees_write_what_plain_decoding_writes(directory, mode):
   """Greedy and sampled; the head knows 100 of 262 tokens."""
   _, target, draft = small_pair(directory, *DEVICES[mode])
   tree_decoder = ss.Decoder(target, draft, tree=TREE, batch_size=3)
   results = run(tree_decoder, MIXED)
-  assert_same(results, plain)
+  assert_same(results, plain(2))
   assert sum(result.stats.num_drafted for result in results) > 100
 
 

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 from decoding_cases import request_of, run
-from decoding_test import DRAWS, markov_table
+from decoding_test import DRAWS, assert_follows_distribution, markov_table
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
@@ -91,8 +91,11 @@ DRAFTS = {
 }
 
 
-def mixed_requests(temperatures):
-  return [
+@pytest.mark.parametrize('name', DRAFTS)
+def test_min_tokens_hold_wherever_tokens_are_drafted(name):
+  # A chain of a model is verified by other noise.
+  temperatures = [0.0] if name == 'chain' else [0.0, 1.0, 1.0]
+  requests = [
     after_a(
       temperature=temperature,
       seed=seed,
@@ -103,19 +106,11 @@ def mixed_requests(temperatures):
     for min_tokens in (0, 3, 10)
     for stop_token_ids in ((), (1, D))
   ]
-
-
-@pytest.mark.parametrize('name', DRAFTS)
-def test_min_tokens_hold_wherever_tokens_are_drafted(name):
-  # A chain of a model is verified by other noise.
-  requests = mixed_requests([0.0] if name == 'chain' else [0.0, 1.0, 1.0])
   results = run(ss.Decoder(MODEL, batch_size=4, **DRAFTS[name]), requests)
   expected = run(PLAIN, requests)
   for request, got, want in zip(requests, results, expected, strict=True):
-    assert (got.token_ids, got.stop_reason) == (
-      want.token_ids,
-      want.stop_reason,
-    )
+    assert got.token_ids == want.token_ids
+    assert got.stop_reason == want.stop_reason
     ends = {H, *request.sampling.stop_token_ids}
     *others, last = got.token_ids
     assert not ends.intersection(others)
@@ -138,14 +133,7 @@ def test_sampled_sequences_follow_the_law_without_ends():
   ]
   draft = testing.table_model(markov_table(3, seed=5))
   decoder = ss.Decoder(testing.table_model(table), draft, batch_size=64)
-  counts = np.zeros((3, 3, 3))
-  for result in run(decoder, requests):
-    counts[result.token_ids] += 1
   early = table * [1, 1, 0]
   early /= early.sum(axis=1, keepdims=True)
-  distribution = early[0][:, None, None] * early[:, :, None] * table
-  assert counts[distribution == 0].sum() == 0
-  expected = len(requests) * distribution[distribution > 0]
-  statistic = ((counts[distribution > 0] - expected) ** 2 / expected).sum()
   # 11 degrees of freedom; chance exceeds 43 once in 10^5.
-  assert statistic < 43
+  assert_follows_distribution(run(decoder, requests), table, early, most=43)

@@ -34,7 +34,6 @@ from swiftspec_jax.step import slot_sampling
 
 pytestmark = pytest.mark.usefixtures('no_programs')
 
-LONG = ss.SamplingParams(max_new_tokens=100)
 CIRCLE = text_model('abcdefgh', eos_token_ids=[7])
 # `plugins_test` has trees that are often right, under every policy.
 ALL_BUT_TREE = tuple(name for name in DRAFTS if name != 'tree')
@@ -201,8 +200,7 @@ def test_a_row_without_a_draft_decodes():
   engine = make_engine(draft, FixedLength(3), FEW, CIRCLE)
   prompts = 'a', 'abcdefghab'
   handles = [
-    engine.submit(ss.Request(token_ids=letters(p), sampling=LONG))
-    for p in prompts
+    engine.submit(request_of(letters(p), max_new_tokens=100)) for p in prompts
   ]
   engine.step()
   record = engine.step()

@@ -6,7 +6,6 @@ import serving_cases as cases
 
 from swiftspec_jax import policies
 from swiftspec_jax.policies import allocation
-from swiftspec_jax.policies.cost_model.step_buckets import StepBuckets
 from swiftspec_jax.policies.goodput import Goodput
 from swiftspec_jax.policies.prediction.calibration import (
   Calibration,
@@ -220,18 +219,14 @@ def test_rows_that_are_no_evidence_are_left_out():
 
 
 def test_nodes_of_a_tree():
-  buckets = StepBuckets(
-    rows=(64,),
-    query_tokens=(64, 1024),
-    lengths=(0, 3, 7, 15),
-    draft_steps=(0, 1, 2, 3),
-  )
   estimator = TreeEstimator()
   truth = TreeAcceptance(np.full(64, 400), np.full(64, 0.6), 15, seed=0)
   generator = np.random.default_rng(0)
   for step in range(300):
     emitted = np.full(64, step)
-    view = cases.make_view(64, buckets, step=step, num_output=emitted)
+    view = cases.make_view(
+      64, cases.TREE_BUCKETS, step=step, num_output=emitted
+    )
     lengths = generator.choice([3, 7, 15], 64)
     accepted, ranks = truth.verify(view, lengths)
     estimator.observe(
@@ -366,8 +361,5 @@ def test_confidences_that_are_nan_count_as_none(make):
     assert np.isfinite(gains).all()
     assert np.isfinite(estimator.gains(view)).all()
     assert allocation.allocate(gains, 3).tolist() == [0, 3]
-    estimator.observe(
-      cases.make_outcome(
-        view, [2, 2], [0, 2], drafts=drafts, accepted_ranks=ranks
-      )
-    )
+    found = {'drafts': drafts, 'accepted_ranks': ranks}
+    show(estimator, 0, [2, 2], [0, 2], buckets, **found)

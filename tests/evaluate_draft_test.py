@@ -1,6 +1,5 @@
 """The evaluation of a draft: its figures, and its files."""
 
-import json
 import signal
 
 import numpy as np
@@ -113,7 +112,7 @@ def test_ctrl_c_and_resume(flags, model, tmp_path):
   assert 'tree16_async' in output
   lines = programs.read_lines(tmp_path, 'results.jsonl')
   assert len({(line['question_id'], line['mode']) for line in lines}) == 9
-  summary = json.loads((tmp_path / 'summary.json').read_text())
+  summary = programs.read_summary(tmp_path)
   assert summary['provenance']['num_resumed'] == num_done
   assert summary['provenance']['versions']['jax']
   assert summary['num_prompts'] == 3

@@ -1,7 +1,5 @@
 """What quantized weights cost, and the rating that says so."""
 
-import json
-
 import numpy as np
 import programs
 import pytest
@@ -41,7 +39,7 @@ def test_report(model, tmp_path):
     '--max_new_tokens=16',
     f'--output_dir={tmp_path / "results"}',
   )
-  summary = json.loads((tmp_path / 'results' / 'summary.json').read_text())
+  summary = programs.read_summary(tmp_path / 'results')
   assert summary['num_prompts'] == 2
   weights = summary['weights']
   kinds = [kind for kind in WEIGHT_DTYPES if kind not in ('mxfp4', STORED)]

@@ -1,7 +1,7 @@
 """Products of few rows in C++: right, and the same bits in any company."""
 
+import concurrent.futures
 import functools
-import threading
 
 import gguf_test
 import jax
@@ -15,7 +15,6 @@ from kernels_pallas import dispatch
 from kernels_pallas.few_rows import api, native, reference
 from kernels_pallas.native import library
 from kernels_pallas.swiglu import reference as swiglu_reference
-from swiftspec_jax import testing
 from swiftspec_jax.runtime import sharding
 
 DTYPES = {'float32': np.float32, 'bfloat16': ml_dtypes.bfloat16}
@@ -191,9 +190,8 @@ def test_without_a_compiler_xla_takes_over(
   assert library.status() in newest.reason
   with pytest.raises(ss.UserError, match=f"kernels='native': {reason}"):
     ss.load(model, kernels='native', devices=jax.devices()[:1])
-  file = tmp_path / 'model.gguf'
-  testing.write_tiny_checkpoint(tmp_path, 'llama', intermediate_size=64)
-  gguf_test.write_gguf(file, tmp_path, 'llama', gguf_test.KIND.Q8_0)
+  sizes = {'intermediate_size': 64}
+  file = gguf_test.tiny_gguf(tmp_path, 'llama', gguf_test.KIND.Q8_0, sizes)
   with pytest.raises(ss.UserError, match=f"weight_dtype='stored': {reason}"):
     ss.load(file, weight_dtype='stored', devices=jax.devices()[:1])
 
@@ -213,13 +211,7 @@ def test_it_is_compiled_once_by_all_that_want_it(fresh, monkeypatch, tmp_path):
   )
   compiler.chmod(0o755)
   monkeypatch.setenv('CXX', str(compiler))
-  threads = [
-    threading.Thread(target=library._compile, args=('few_rows',))
-    for _ in range(3)
-  ]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
+  with concurrent.futures.ThreadPoolExecutor(3) as threads:
+    list(threads.map(library._compile, ['few_rows'] * 3))
   assert (tmp_path / 'calls').read_text() == 'called\n'
   assert library._path('few_rows').read_bytes() == fresh.read_bytes()

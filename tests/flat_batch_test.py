@@ -1,5 +1,7 @@
 """Steps as flat lists: the devices lay tokens out as the host does."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -25,10 +27,8 @@ def test_devices_lay_tokens_out_as_the_host_does(counts):
   starts, padded_counts = (ragged_batch.padded(x, 5) for x in (starts, counts))
   got, tokens, first = pack_tokens(SIZES, starts, padded_counts, table)
   total, is_block = counts.sum(), want.block_lengths > 0
-  np.testing.assert_array_equal(got.positions, want.positions)
-  np.testing.assert_array_equal(got.block_lengths, want.block_lengths)
-  np.testing.assert_array_equal(got.block_places, want.block_places)
-  np.testing.assert_array_equal(got.blocks_before, want.blocks_before)
+  for name in ('positions', 'block_lengths', 'block_places', 'blocks_before'):
+    np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
   np.testing.assert_array_equal(
     got.block_pages[is_block], want.block_pages[is_block]
   )
@@ -43,12 +43,8 @@ def test_devices_lay_tokens_out_as_the_host_does(counts):
 def test_blocks_are_those_of_the_slots_where_these_have_rows():
   """A chunk beside rows that decode, and a slot that rests."""
   starts, counts = np.array([[9, 0, 4, 7], [1, 0, 6, 2]], np.int32)
-  in_order = ragged_batch.StepSizes(
-    num_rows=4, num_tokens=32, block_size=8, context=48
-  )
-  compact = ragged_batch.StepSizes(
-    num_rows=4, num_tokens=12, block_size=8, context=48
-  )
+  in_order = dataclasses.replace(SIZES, num_rows=4, num_tokens=32)
+  compact = dataclasses.replace(in_order, num_tokens=12)
   want, *_ = pack_tokens(in_order, starts, counts, None)
   got, *_ = pack_tokens(compact, starts, counts, None)
   assert want.block_tokens is None

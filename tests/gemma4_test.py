@@ -12,6 +12,7 @@ import models_test
 import numpy as np
 import pytest
 import transformers
+from checkpoint_cases import change_config
 from decoding_cases import assert_same, requests_of, run
 from engine_cases import make_engine, results_of
 from safetensors import numpy as safetensors_numpy
@@ -49,6 +50,7 @@ PUBLISHED = {
   },
 }
 SHARED = 'gemma4_layer_inputs'
+LINEAR = {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 1e4}
 KINDS = ['sliding_attention', 'full_attention']
 
 
@@ -144,7 +146,7 @@ def test_the_decoder_beside_towers(tmp_path):
       'per_layer_config=.* have heads of one size',
     ),
     (
-      {'rope_parameters': {'sliding_attention': {'rope_type': 'linear'}}},
+      {'rope_parameters': {KINDS[0]: LINEAR, KINDS[1]: {'rope_theta': 1e6}}},
       'rope_parameters=.*linear.* sliding_attention has the rope_type default',
     ),
     ({'num_kv_shared_layers': 2}, 'num_kv_shared_layers=2 is not supported'),
@@ -153,12 +155,7 @@ def test_the_decoder_beside_towers(tmp_path):
 )
 def test_what_does_not_fit_is_named(tmp_path, changes, message):
   testing.write_tiny_checkpoint(tmp_path, 'gemma4_text')
-  path = tmp_path / 'config.json'
-  values = json.loads(path.read_text())
-  ropes = values['rope_parameters']
-  for kind, options in changes.pop('rope_parameters', {}).items():
-    ropes[kind] |= {**options, 'factor': 2.0}
-  path.write_text(json.dumps({**values, **changes}))
+  change_config(tmp_path, **changes)
   with pytest.raises(errors.UserError, match=message):
     ss.load(tmp_path)
 

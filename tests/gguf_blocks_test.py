@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gguf_test import KIND, write_gguf
+from gguf_test import KIND, tiny_gguf
 from same_bits_test import check
 
 import swiftspec_jax as ss
 from kernels_pallas.gguf_blocks import native
-from swiftspec_jax import testing
 from swiftspec_jax.checkpoint import builtin, gguf_header
 from swiftspec_jax.distillation import trainer
 from swiftspec_jax.models.matrices.stored_blocks import BlockMatrix
@@ -118,10 +117,7 @@ def load(path, **options):
 @pytest.fixture(scope='module', params=['llama', 'qwen2', 'gemma3_text'])
 def file(request, tmp_path_factory):
   directory = tmp_path_factory.mktemp(request.param)
-  testing.write_tiny_checkpoint(directory, request.param, **SIZES)
-  path = directory / 'model.gguf'
-  write_gguf(path, directory, request.param, KIND.Q4_1)
-  return path
+  return tiny_gguf(directory, request.param, KIND.Q4_1, SIZES)
 
 
 def test_a_model_has_the_weights_that_dequantization_gives(file):
@@ -216,9 +212,7 @@ def test_kinds_of_sizes_as_in_the_gguf_package():
 
 def test_what_is_refused(tmp_path):
   stored = functools.partial(load, weight_dtype='stored')
-  testing.write_tiny_checkpoint(tmp_path, **SIZES)
-  path = tmp_path / 'half.gguf'
-  write_gguf(path, tmp_path, 'llama', KIND.F16)
+  path = tiny_gguf(tmp_path, 'llama', KIND.F16, SIZES)
   with pytest.raises(ss.UserError, match='has type F16, and weight_dtype='):
     stored(path)
   with pytest.raises(ss.UserError, match='blocks of GGUF files, and these'):

@@ -89,6 +89,14 @@ def write_gguf(
   writer.close()
 
 
+def tiny_gguf(directory, family='llama', kind=KIND.F32, sizes=None, **options):
+  """Writes a tiny checkpoint and, beside it, the file that it returns."""
+  testing.write_tiny_checkpoint(directory, family, **(sizes or {}))
+  path = directory / 'model.gguf'
+  write_gguf(path, directory, family, kind, **options)
+  return path
+
+
 def permute(array, num_heads):
   rows = array.reshape(num_heads, 2, -1, *array.shape[1:])
   return rows.swapaxes(1, 2).reshape(array.shape)
@@ -136,9 +144,7 @@ def add_metadata(writer, config):
   ],
 )
 def test_gguf_equals_the_directory(family, kind, tmp_path):
-  testing.write_tiny_checkpoint(tmp_path, family, **GGUF_CASES[family])
-  path = tmp_path / 'model.gguf'
-  write_gguf(path, tmp_path, family, kind)
+  path = tiny_gguf(tmp_path, family, kind, GGUF_CASES[family])
 
   directory, file = ss.load(tmp_path), ss.load(path)
 
@@ -178,11 +184,7 @@ def test_gguf_equals_the_directory(family, kind, tmp_path):
   ],
 )
 def test_options_of_gguf_files(family, options, expected, tmp_path):
-  testing.write_tiny_checkpoint(tmp_path, family)
-  path = tmp_path / 'model.gguf'
-  write_gguf(path, tmp_path, family, options=options)
-
-  config = ss.load(path).config
+  config = ss.load(tiny_gguf(tmp_path, family, options=options)).config
 
   for field, value in expected.items():
     assert getattr(config, field) == value
@@ -190,10 +192,7 @@ def test_options_of_gguf_files(family, options, expected, tmp_path):
 
 @pytest.fixture(scope='module')
 def gguf_file(tmp_path_factory):
-  directory = tmp_path_factory.mktemp('gguf')
-  testing.write_tiny_checkpoint(directory)
-  write_gguf(directory / 'model.gguf', directory, 'llama')
-  return directory / 'model.gguf'
+  return tiny_gguf(tmp_path_factory.mktemp('gguf'))
 
 
 def test_a_gguf_file_cut_anywhere(gguf_file, tmp_path):
@@ -254,9 +253,7 @@ def test_a_gguf_file_with_damaged_bytes(gguf_file, tmp_path):
   ],
 )
 def test_unusable_gguf_files(changes, options, message, tmp_path):
-  testing.write_tiny_checkpoint(tmp_path)
-  path = tmp_path / 'model.gguf'
-  write_gguf(path, tmp_path, 'llama', changes=changes, options=options)
+  path = tiny_gguf(tmp_path, changes=changes, options=options)
 
   with pytest.raises(ss.UserError, match=message):
     ss.load(path)
@@ -317,9 +314,7 @@ def test_a_gguf_file_must_exist(tmp_path):
 def test_transformers_reads_the_same(family, changes, tmp_path):
   """So the files above are what others take for this model, too."""
   torch = pytest.importorskip('torch')
-  changes = {**GGUF_CASES[family], **changes}
-  testing.write_tiny_checkpoint(tmp_path, family, **changes)
-  write_gguf(tmp_path / 'model.gguf', tmp_path, family)
+  tiny_gguf(tmp_path, family, sizes={**GGUF_CASES[family], **changes})
   models = [
     transformers.AutoModelForCausalLM.from_pretrained(
       tmp_path, gguf_file=file, dtype=torch.float32

@@ -1,6 +1,5 @@
 """The goodput policy over many steps: probes, hysteresis, speed."""
 
-import dataclasses
 import sys
 
 import numpy as np
@@ -36,17 +35,12 @@ class TwoArguments(FixedLength):
 def test_good_drafts_are_noticed_while_off(num_rows):
   """Item 21: by probes that are verified, and that cost less than 1 %."""
   policy = Goodput(COSTS)
-  generator = np.random.default_rng(0)
-  buckets = cases.unpadded(num_rows)
 
   def run(acceptance, steps):
-    lengths, probes = [], []
-    for step in steps:
-      view = cases.make_view(num_rows, buckets, step=step)
-      plan, verified, _ = cases.play(policy, view, acceptance, generator)
-      lengths.append(verified.mean())
-      probes.append(plan.is_probe is not None)
-    return np.array(lengths), np.array(probes)
+    found = cases.play(policy, cases.unpadded(num_rows), acceptance, steps)
+    plans, lengths = zip(*found, strict=True)
+    probes = np.array([plan.is_probe is not None for plan in plans])
+    return np.mean(lengths, axis=1), probes
 
   run(0.0, range(300))
   lengths, probes = run(0.0, range(300, 1600))
@@ -76,15 +70,10 @@ def test_a_row_is_probed_while_others_draft():
   """At the latest after two probes, and in less than 1 % of its steps."""
   rates = np.where(np.arange(64) == 5, 0.01, 0.8)
   policy = Goodput(COSTS, cases.Oracle(rates))
-  generator = np.random.default_rng(0)
-  buckets = cases.unpadded(64)
-  verified = []
-  for step in range(1300):
-    view = cases.make_view(64, buckets, step=step)
-    _, lengths, _ = cases.play(policy, view, rates, generator)
-    assert lengths[0] > 0
-    verified.append(lengths[5])
-  steps = np.flatnonzero(verified)
+  played = cases.play(policy, cases.unpadded(64), rates, range(1300))
+  verified = np.array([lengths for _, lengths in played])
+  assert (verified[:, 0] > 0).all()
+  steps = np.flatnonzero(verified[:, 5])
   assert np.diff(steps, prepend=0, append=1300).max() <= 2 * 128
   assert len(steps) <= 13
 
@@ -102,12 +91,11 @@ def test_a_row_that_got_better_is_noticed_while_others_draft():
     view = cases.make_view(64, buckets, step=step)
     accepted = cases.draw_accepted(generator, rates, wrong)
     policy.observe(cases.make_outcome(view, wrong, accepted))
-  verified = []
-  for step in range(300, 1400):
-    rates[5] = 0.9 if step >= 700 else 0.0
-    view = cases.make_view(64, buckets, step=step)
-    verified.append(cases.play(policy, view, rates, generator)[1])
-  bad, good = np.split(np.array(verified), [400])
+  parts = []
+  for rates[5], steps in ((0.0, range(300, 700)), (0.9, range(700, 1400))):
+    played = cases.play(policy, buckets, rates, steps)
+    parts.append(np.array([lengths for _, lengths in played]))
+  bad, good = parts
   assert (bad[:, 5] > 0).mean() < 0.05
   # Probes are in steps 812, 940, 1068 and 1196.
   assert good[500:, 5].mean() > 0.8 * good[500:].mean()
@@ -157,8 +145,9 @@ def test_a_probe_that_finds_nothing_stays_due(monkeypatch):
   policy = Goodput(COSTS, cases.Oracle(0.0))
   steps = []
   for step in range(100):
-    view = cases.make_view(1, cases.unpadded(1), step=step)
-    view = dataclasses.replace(view, finds_drafts_late=True)
+    view = cases.make_view(
+      1, cases.unpadded(1), step=step, finds_drafts_late=True
+    )
     plan = policy.plan_draft(view)
     found = plan.lengths * (step >= 40)
     policy.observe(cases.make_outcome(view, found, 0 * found, plan=plan))
@@ -168,14 +157,9 @@ def test_a_probe_that_finds_nothing_stays_due(monkeypatch):
 
 def switches():
   """How often the length changes at a boundary between two lengths."""
-  policy = Goodput(COSTS)
-  generator = np.random.default_rng(0)
   buckets = cases.unpadded(2)
-  longest = []
-  for step in range(1200):
-    view = cases.make_view(2, buckets, step=step)
-    plan, _, _ = cases.play(policy, view, 0.7, generator)
-    longest.append(plan.lengths.max())
+  played = cases.play(Goodput(COSTS), buckets, 0.7, range(1200))
+  longest = [plan.lengths.max() for plan, _ in played]
   return np.count_nonzero(np.diff(longest[200:]))
 
 
@@ -191,14 +175,8 @@ def test_another_batch_size_may_switch_at_once(monkeypatch):
   """Item 22."""
   monkeypatch.setattr(goodput, '_HYSTERESIS', 10.0)
   policy = Goodput(COSTS, cases.Oracle(0.7))
-  found = [
-    int(
-      policy.plan_draft(
-        cases.make_view(num_rows, cases.unpadded(num_rows))
-      ).lengths.max()
-    )
-    for num_rows in (1, 1, 64, 64, 1)
-  ]
+  views = [cases.make_view(n, cases.unpadded(n)) for n in (1, 1, 64, 64, 1)]
+  found = [policy.plan_draft(view).lengths.max() for view in views]
   assert found[0] == found[1] == found[4] > found[2] == found[3]
 
 
@@ -237,10 +215,8 @@ def test_decisions_loop_over_no_requests(num_rows):
   policy = Goodput(COSTS)
   generator = np.random.default_rng(0)
   rates = generator.uniform(0.3, 0.95, num_rows)
-  for step in range(50):
-    view = cases.make_view(num_rows, buckets, step=step)
-    cases.play(policy, view, rates, generator)
-  calls = []
+  list(cases.play(policy, buckets, rates, range(50)))
+  view, calls = cases.make_view(num_rows, buckets, step=50), []
   sys.setprofile(lambda _, event, __: calls.append(event))
   try:
     policy.plan_draft(view)
@@ -305,8 +281,7 @@ def test_what_is_no_policy_is_refused(name, message):
 def test_missing_drafts_leave_room_for_others():
   """Item 32: lengths are chosen again when it is known who has a draft."""
   policy = Goodput(COSTS, cases.Oracle(0.7))
-  buckets = cases.unpadded(64)
-  view = cases.make_view(64, buckets)
+  view = cases.make_view(64, cases.unpadded(64))
   plan = policies.DraftPlan(lengths=np.full(64, 7))
   drafted = np.where(np.arange(64) < 8, 7, 0)
   found = policy.plan_verify(view, plan, policies.Drafts(lengths=drafted))

@@ -30,7 +30,7 @@ def plan(costs, acceptance, view, coverage=1.0):
 
 def chosen_length(costs, acceptance, num_rows, kv_length):
   view = cases.make_view(
-    num_rows, cases.unpadded(num_rows), kv_length=kv_length
+    num_rows, cases.unpadded(num_rows), kv_lengths=kv_length
   )
   lengths = plan(costs, acceptance, view).lengths
   assert (lengths == lengths[0]).all()
@@ -86,17 +86,21 @@ def test_curve():
 
 
 @pytest.mark.parametrize(
-  ('acceptance', 'golden'),
+  ('costs', 'acceptance', 'golden'),
   [
-    (0.3, (2, 2, 1, 0, 0, 0, 0)),
-    (0.5, (3, 3, 2, 1, 0, 0, 0)),
-    (0.7, (5, 5, 4, 3, 2, 0, 0)),
-    (0.9, (7, 7, 7, 6, 5, 0, 0)),
+    (cases.EAGLE_8B, 0.3, (2, 2, 1, 0, 0, 0, 0)),
+    (cases.EAGLE_8B, 0.5, (3, 3, 2, 1, 0, 0, 0)),
+    (cases.EAGLE_8B, 0.7, (5, 5, 4, 3, 2, 0, 0)),
+    (cases.EAGLE_8B, 0.9, (7, 7, 7, 6, 5, 0, 0)),
+    (cases.LOOKUP_70B, 0.3, (4, 3, 2, 1, 0, 0, 0)),
+    (cases.LOOKUP_70B, 0.5, (7, 5, 3, 2, 1, 0, 0)),
+    (cases.LOOKUP_70B, 0.7, (7, 7, 5, 3, 2, 1, 0)),
+    (cases.LOOKUP_70B, 0.9, (7, 7, 7, 7, 5, 3, 2)),
   ],
 )
-def test_best_length_by_batch(acceptance, golden):
-  """Item 4."""
-  found = [chosen_length(cases.EAGLE_8B, acceptance, b, 512) for b in BATCHES]
+def test_best_length_by_batch(costs, acceptance, golden):
+  """Items 4 and 6."""
+  found = [chosen_length(costs, acceptance, b, 512) for b in BATCHES]
   assert found == list(golden)
 
 
@@ -105,21 +109,6 @@ def test_best_length_by_context():
   contexts = (128, 512, 2048, 8192, 32768)
   found = [chosen_length(cases.EAGLE_8B, 0.7, 256, c) for c in contexts]
   assert found == [0, 0, 3, 6, 7]
-
-
-@pytest.mark.parametrize(
-  ('acceptance', 'golden'),
-  [
-    (0.3, (4, 3, 2, 1, 0, 0, 0)),
-    (0.5, (7, 5, 3, 2, 1, 0, 0)),
-    (0.7, (7, 7, 5, 3, 2, 1, 0)),
-    (0.9, (7, 7, 7, 7, 5, 3, 2)),
-  ],
-)
-def test_best_length_of_prompt_lookup(acceptance, golden):
-  """Item 6."""
-  found = [chosen_length(cases.LOOKUP_70B, acceptance, b, 512) for b in BATCHES]
-  assert found == list(golden)
 
 
 def test_fewer_drafting_rows_do_not_lengthen_drafts():
@@ -212,7 +201,7 @@ def test_a_crowded_step_is_shared():
 
 
 def test_padding_is_used():
-  """Item 11: whatever fits into the declared size is free."""
+  """Item 11: whatever fits into the declared size is free; rows are padded."""
   buckets = StepBuckets(
     rows=(1, 2, 4),
     query_tokens=(4, 10, 32),
@@ -226,10 +215,6 @@ def test_padding_is_used():
   assert found.lengths.tolist() == [4, 4]
   assert found.expected_seconds == pytest.approx(0.01 + 0.0005 * 10)
   assert plan(costs, 0.6, cases.make_view(4, buckets)).lengths.sum() == 6
-
-
-def test_steps_of_padded_rows():
-  """Item 11: rows are padded, too."""
   buckets = StepBuckets(rows=(4, 8), query_tokens=(8, 64), lengths=(0, 1))
   costs = cases.linear_costs(rows=0.001)
   found = plan(costs, 0.6, cases.make_view(3, buckets))
@@ -309,12 +294,6 @@ def test_best_nodes_of_a_tree():
 
 
 def test_trees_have_the_size_that_pays():
-  buckets = StepBuckets(
-    rows=tuple(range(1, 65)),
-    query_tokens=tuple(range(1, 1025)),
-    lengths=(0, 3, 7, 15),
-    draft_steps=(0, 1, 2, 3),
-  )
 
   class KnownTree(cases.Oracle):
     def gains(self, view):
@@ -324,7 +303,7 @@ def test_trees_have_the_size_that_pays():
   costs = cases.EAGLE_8B.monotone()
   sizes = []
   for num_rows in (1, 8, 64):
-    view = cases.make_view(num_rows, buckets)
+    view = cases.make_view(num_rows, cases.TREE_BUCKETS)
     lengths = Goodput(costs, KnownTree(0.7)).plan_draft(view).lengths
     sizes.append(lengths.mean())
   assert sizes[0] > 7
@@ -379,13 +358,11 @@ def test_drafts_take_room_from_prompts_where_goodput_says_so(
   acceptance, num_filling, num_waiting, best
 ):
   """All that are present wait for the prompts that drafts displace."""
-  view = dataclasses.replace(
-    cases.make_view(
-      4,
-      cases.unpadded(4, 3, max_query_tokens=24),
-      num_prefill_tokens=20,
-      max_draft_tokens=1,
-    ),
+  view = cases.make_view(
+    4,
+    cases.unpadded(4, 3, max_query_tokens=24),
+    num_prefill_tokens=20,
+    max_draft_tokens=1,
     num_filling=num_filling,
     num_waiting=num_waiting,
   )

@@ -39,10 +39,13 @@ def flags_of(model):
   return (f'--target={model}', f'--draft={model}', '--max_new_tokens=16', *TREE)
 
 
-def token_ids_of(directory):
-  """The output of each mode of a benchmark with one prompt."""
-  lines = programs.read_lines(directory, 'results.jsonl')
-  return {line['mode']: line['token_ids'] for line in lines}
+def benchmark(folder, *flags, count):
+  """The output of each mode of a benchmark with one prompt on some hosts."""
+  results = folder / 'results'
+  flags = (*flags, f'--output_dir={results}')
+  host_programs.run(folder, 'benchmark', *flags, count=count)
+  lines = programs.read_lines(results, 'results.jsonl')
+  return {line['mode']: tuple(line['token_ids']) for line in lines}
 
 
 def test_target_and_draft_on_different_hosts(model, tmp_path):
@@ -86,38 +89,30 @@ def test_three_hosts(model, prompts, tmp_path):
   saved, head = tmp_path / 'saved', tmp_path / 'head'
   target = save_with_head(model, saved, head)
   (expected,) = ss.generate(target, 'hello hello', max_new_tokens=16)
-  results = tmp_path / 'results'
-  host_programs.run(
+  found = benchmark(
     tmp_path,
-    'benchmark',
     f'--target={saved}',
     f'--draft={head}',
     '--max_new_tokens=16',
     *TREE,
     f'--prompts={prompts}',
-    f'--output_dir={results}',
     '--modes=autoregressive,serial,async',
     '--draft_processes=2',
     count=3,
   )
-  found = token_ids_of(results)
-  assert found.keys() == {'autoregressive', 'serial', 'async'}
-  for token_ids in found.values():
-    assert tuple(token_ids) == expected.token_ids
+  modes = 'autoregressive', 'serial', 'async'
+  assert found == dict.fromkeys(modes, expected.token_ids)
 
 
 @pytest.mark.ci
 def test_two_hosts_share_both_models(model, prompts, tmp_path):
   """Sampling, with two devices each, gives what one process samples."""
-  results = tmp_path / 'results'
-  host_programs.run(
+  found = benchmark(
     tmp_path,
-    'benchmark',
     *flags_of(model),
     f'--prompts={prompts}',
     '--temperature=1',
     '--modes=prompt_lookup,chain,async,suffix_lookup,tree',
-    f'--output_dir={results}',
     '--simulated_devices=2',
     '--target_processes=0,1',
     '--draft_processes=0,1',
@@ -131,11 +126,9 @@ def test_two_hosts_share_both_models(model, prompts, tmp_path):
     ss.generate(target, 'hello hello', sampling=sampling, draft=draft)
     for draft in (None, ss.load(model, draft_of=target))
   )
-  found = token_ids_of(results)
-  assert tuple(found.pop('chain')) == chain[0].token_ids
-  assert found.keys() == {'prompt_lookup', 'async', 'suffix_lookup', 'tree'}
-  for token_ids in found.values():
-    assert tuple(token_ids) == plain[0].token_ids
+  assert found.pop('chain') == chain[0].token_ids
+  modes = 'prompt_lookup', 'async', 'suffix_lookup', 'tree'
+  assert found == dict.fromkeys(modes, plain[0].token_ids)
 
 
 @pytest.mark.ci
@@ -195,27 +188,20 @@ def meet(*calls, on_end=None, timeout=10):
     For each its connections, or what it complains about.
   """
   address = f'localhost:{connections.free_port()}'
-  outcomes = [None] * len(calls)
 
-  def run(i, process_id, num_processes, facts):
+  def run(process_id, num_processes, facts):
     place = connections.Place(
       address=address, process_id=process_id, num_processes=num_processes
     )
-    outcomes[i] = connections.Connections(place, on_end)
+    group = connections.Connections(place, on_end)
     try:
-      outcomes[i].meet(facts, time.monotonic() + timeout)
+      group.meet(facts, time.monotonic() + timeout)
     except errors.UserError as error:
-      outcomes[i] = str(error)
+      return str(error)
+    return group
 
-  threads = [
-    threading.Thread(target=run, args=(i, *call))
-    for i, call in enumerate(calls)
-  ]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
-  return outcomes
+  with concurrent.futures.ThreadPoolExecutor(len(calls)) as threads:
+    return [*threads.map(run, *zip(*calls, strict=True))]
 
 
 @pytest.mark.parametrize(

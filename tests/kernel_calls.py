@@ -1,6 +1,9 @@
 """The functions that models call, with the arguments of `arg_specs`."""
 
+import contextlib
 import functools
+
+import pytest
 
 from kernels_pallas import registry
 from kernels_pallas.swiglu import api as swiglu_api
@@ -12,6 +15,13 @@ _OF_WEIGHTS = ('quantized_matmul', 'grouped_matmul')
 def _on_one_device(kernel, *arrays, **options):
   placed = sharding.sharding_of(sharding.make_mesh(), (None,) * 3)
   return registry.function(kernel, 'api')(*arrays, sharding=placed, **options)
+
+
+def check_suits(spec, name, message, check, *arguments):
+  """A kernel takes the shapes that it is said to suit, and refuses others."""
+  refused = pytest.raises(NotImplementedError, match=message)
+  with contextlib.nullcontext() if spec.suits(name) else refused:
+    check(*arguments)
 
 
 API_CALLS = {

@@ -1,7 +1,6 @@
 """Costs that are learned from the steps: as good as those that are known."""
 
 import collections
-import dataclasses
 
 import numpy as np
 import pytest
@@ -83,8 +82,8 @@ def test_what_does_not_count_is_no_try():
   """The first steps read a prompt, and then the draft reads it."""
   costs = LiveCosts(BUCKETS, drafts_by_model=True)
   assert costs.due(cases.make_view(0, BUCKETS, step=0)) is None
-  late = cases.make_view(1, BUCKETS, step=1)
-  assert costs.due(dataclasses.replace(late, num_unread_tokens=50)) is None
+  late = cases.make_view(1, BUCKETS, step=1, num_unread_tokens=50)
+  assert costs.due(late) is None
   dues = [costs.due(cases.make_view(1, BUCKETS, step=i)) for i in range(2, 10)]
   assert dues == [5, 5, None, None, None, 0, 0, None]  # plain steps second
 
@@ -121,8 +120,11 @@ def test_the_best_source_is_followed(accepted, share_found, step_seconds, best):
   policy = auto.make(buckets)
   counts = collections.Counter()
   for step in range(1500):
-    view = dataclasses.replace(
-      cases.make_view(1, buckets, step=step, num_output=[step]),
+    view = cases.make_view(
+      1,
+      buckets,
+      step=step,
+      num_output=step,
       can_look_up=True,
       finds_drafts_late=True,
     )
@@ -155,8 +157,9 @@ def test_a_probe_of_the_model_leaves_the_source_as_it_is():
   lookup = Goodput(cases.linear_costs(fixed=10, query_tokens=0.2))
   policy = BestSource(model, lookup)
   for step in range(200):
-    view = cases.make_view(1, buckets, step=step, num_output=[step])
-    view = dataclasses.replace(view, can_look_up=True)
+    view = cases.make_view(
+      1, buckets, step=step, num_output=step, can_look_up=True
+    )
     plan = policy.plan_draft(view)
     # The model would be better than nothing.
     assert plan.is_lookup or (plan.is_probe is not None and step == 160)

@@ -72,9 +72,8 @@ def test_it_goes_through_texts_as_decoding_does(seed):
     starts = None
     while lengths.max() < 70:
       num_new = generator.integers(1, LENGTH + 2, 2)
-      view = dataclasses.replace(
-        cases.make_view(2, buckets, request_ids=request_ids),
-        kv_lengths=lengths - 1,
+      view = cases.make_view(
+        2, buckets, request_ids=request_ids, kv_lengths=lengths - 1
       )
       looked_up = hindsight.look_back(view, texts, np.ones(2, bool), num_new)
       lengths = lengths + num_new
@@ -90,12 +89,12 @@ def test_it_goes_through_texts_as_decoding_does(seed):
 
 def test_many_rows_have_their_turns():
   num_rows = 30
-  view = cases.make_view(num_rows, cases.unpadded(num_rows, LENGTH))
+  buckets = cases.unpadded(num_rows, LENGTH)
   texts = SlotTexts.empty(600, np.zeros((num_rows, 0), np.int32))
   hindsight = LookupHindsight(LOOKUP, num_rows)
   asked = np.zeros(num_rows, int)
   for step in range(60):
-    now = dataclasses.replace(view, kv_lengths=np.full(num_rows, 9 * step))
+    now = cases.make_view(num_rows, buckets, kv_lengths=9 * step)
     looked_up = hindsight.look_back(
       now, texts, np.ones(num_rows, bool), np.full(num_rows, 9)
     )

@@ -197,6 +197,10 @@ def read_lines(directory, name='rows.jsonl'):
   return [json.loads(line) for line in lines]
 
 
+def read_summary(directory):
+  return json.loads((directory / 'summary.json').read_text())
+
+
 def write_prompts(folder, *texts):
   """Writes a file of prompts of the tasks a and b; returns its path."""
   path = folder / 'prompts.jsonl'

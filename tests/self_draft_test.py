@@ -123,7 +123,7 @@ def test_goodput_drafts_where_it_pays(num_rows, context):
   buckets = unpadded(num_rows, 2)
   # 1 + 0.803 + 0.803 ** 2 is about the 2.45 tokens above.
   policy = Goodput(COSTS, Oracle(0.803))
-  view = make_view(num_rows, buckets, kv_length=context)
+  view = make_view(num_rows, buckets, kv_lengths=context)
   lengths = policy.plan_draft(view).lengths
   assert (lengths > 0).all() == (speedup(num_rows, context) > 1)
 

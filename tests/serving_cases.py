@@ -16,6 +16,12 @@ from swiftspec_jax.policies.prediction.estimators import (
 )
 
 PLENTY = 10**6  # pages
+TREE_BUCKETS = StepBuckets(
+  rows=tuple(range(1, 65)),
+  query_tokens=tuple(range(1, 1025)),
+  lengths=(0, 3, 7, 15),
+  draft_steps=(0, 1, 2, 3),
+)
 
 
 def unpadded(num_rows, max_length=7, max_query_tokens=None):
@@ -28,45 +34,33 @@ def unpadded(num_rows, max_length=7, max_query_tokens=None):
   )
 
 
-def make_view(
-  num_rows,
-  buckets,
-  *,
-  kv_length=512,
-  step=0,
-  limits=None,
-  request_ids=None,
-  num_free_pages=PLENTY,
-  num_spare_tokens=0,
-  num_prefill_tokens=0,
-  max_draft_tokens=None,
-  num_output=None,
-):
+def make_view(num_rows, buckets, **fields):
+  """Of rows that are alike; a field of rows may be one number of them all."""
   rows = np.arange(num_rows)
-  if limits is None:
-    limits = np.full(num_rows, buckets.max_length)
-  if max_draft_tokens is None:
-    max_draft_tokens = buckets.max_query_tokens - num_rows
-  return policies.StepView(
-    step=step,
-    request_ids=rows if request_ids is None else np.asarray(request_ids),
-    slots=rows,
-    kv_lengths=np.full(num_rows, kv_length),
-    limits=np.asarray(limits),
-    num_verified=np.zeros(num_rows, int),
-    num_accepted=np.zeros(num_rows, int),
-    num_prefill_tokens=num_prefill_tokens,
-    prefill_kv_tokens=0,
-    max_draft_tokens=max_draft_tokens,
-    page_size=16,
-    num_free_pages=num_free_pages,
-    num_spare_tokens=np.broadcast_to(num_spare_tokens, num_rows),
-    num_waiting=0,
-    num_output=np.ones(num_rows, int)
-    if num_output is None
-    else np.asarray(num_output),
-    buckets=buckets,
-  )
+  of_rows = {
+    'request_ids': rows,
+    'slots': rows,
+    'kv_lengths': 512,
+    'limits': buckets.max_length,
+    'num_verified': 0,
+    'num_accepted': 0,
+    'num_spare_tokens': 0,
+    'num_output': 1,
+  }
+  values = {
+    'step': 0,
+    'num_prefill_tokens': 0,
+    'prefill_kv_tokens': 0,
+    'max_draft_tokens': buckets.max_query_tokens - num_rows,
+    'page_size': 16,
+    'num_free_pages': PLENTY,
+    'num_waiting': 0,
+    **fields,
+  }
+  for name, default in of_rows.items():
+    value = values.get(name, default)
+    values[name] = np.array(np.broadcast_to(value, num_rows))
+  return policies.StepView(**values, buckets=buckets)
 
 
 def make_outcome(view, lengths, num_accepted, *, drafted=None, **fields):
@@ -92,14 +86,17 @@ def draw_accepted(generator, acceptance, lengths):
   return np.minimum(generator.geometric(stops) - 1, lengths)
 
 
-def play(policy, view, acceptance, generator):
-  """One step of a policy; returns its plan, what was verified and accepted."""
-  plan = policy.plan_draft(view)
-  drafts = policies.Drafts(lengths=plan.lengths)
-  lengths = policy.plan_verify(view, plan, drafts)
-  accepted = draw_accepted(generator, acceptance, lengths)
-  policy.observe(make_outcome(view, lengths, accepted, plan=plan))
-  return plan, lengths, accepted
+def play(policy, buckets, acceptance, steps):
+  """Steps of full batches; yields the plans and what was verified."""
+  generator = np.random.default_rng(0)
+  for step in steps:
+    view = make_view(buckets.rows[-1], buckets, step=step)
+    plan = policy.plan_draft(view)
+    drafts = policies.Drafts(lengths=plan.lengths)
+    lengths = policy.plan_verify(view, plan, drafts)
+    accepted = draw_accepted(generator, acceptance, lengths)
+    policy.observe(make_outcome(view, lengths, accepted, plan=plan))
+    yield plan, lengths
 
 
 class Oracle(Estimator):
