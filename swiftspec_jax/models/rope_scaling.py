@@ -85,6 +85,8 @@ def fields_from_hf(values: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     )
   local = by_layer.get(_SLIDING, of_all)
   rope = by_layer.get(_FULL, local)
+  if 'rope_theta' not in rope.keys() & local.keys():
+    raise errors.UserError(f'rope_parameters={ropes!r} lacks rope_theta')
   longest, original = values['max_position_embeddings'], values.get(_ORIGINAL)
   _, optional = _ENTRIES.get(kind_of(rope), ((), ()))
   if original is not None and _ORIGINAL in optional:
