@@ -149,6 +149,10 @@ def test_the_decoder_beside_towers(tmp_path):
       {'rope_parameters': {KINDS[0]: LINEAR, KINDS[1]: {'rope_theta': 1e6}}},
       'rope_parameters=.*linear.* sliding_attention has the rope_type default',
     ),
+    (
+      {'rope_parameters': {KINDS[0]: {'rope_theta': 1e4}, KINDS[1]: {}}},
+      'rope_parameters=.* lacks rope_theta',
+    ),
     ({'num_kv_shared_layers': 2}, 'num_kv_shared_layers=2 is not supported'),
     ({'num_global_key_value_heads': 3}, 'num_heads must be a multiple'),
   ],

@@ -245,11 +245,6 @@ def test_what_is_no_scaling_is_refused(scaling, message):
       'rope_parameters=.*sliding_attention has the rope_type default',
     ),
     (
-      'gemma3_text',
-      {'rope_parameters': {FULL: {}, SLIDING: LOCAL}},
-      'rope_parameters=.* lacks rope_theta',
-    ),
-    (
       'llama',
       {'rope_parameters': {FULL: None, SLIDING: LOCAL}},
       'rope_parameters=.* is not supported',
