@@ -154,25 +154,6 @@ def test_trees(num_padding, in_order):
     assert found[: len(path)].tolist() == path
 
 
-def test_wire_formats_are_reversible():
-  proposal = types.TreeProposal.of_nodes(
-    np.array([[9, *TOKENS]], np.int32),
-    np.array([PARENTS], np.int32),
-    np.array([[0, 1, 1, 2, 1, 2, 3]], np.int32),
-    log_probs=np.linspace(-3, 0, 7, dtype=np.float32)[None],
-    is_looked_up=np.arange(7)[None] > 3,
-  )
-  verified = types.VerifiedTokens(
-    token_ids=np.array([[3, 1, END]], np.int32),
-    num_tokens=np.array([2], np.int32),
-  )
-  for values in (proposal, verified):
-    again = jax.jit(lambda x: type(x).unpack(x.pack()))(values)
-    jax.tree.map(np.testing.assert_array_equal, values, again)
-  again = types.TreeProposal.unpack(proposal.pack())  # on the host
-  jax.tree.map(np.testing.assert_array_equal, proposal, again)
-
-
 def assert_drawn(token_ids, probs):
   """Chance fails once in 10^5."""
   counts = np.bincount(token_ids, minlength=VOCAB)
