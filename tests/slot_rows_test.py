@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from attention_oracle import ancestor_mask
 from engine_cases import BAD_DRAFT, RandomLengths, make_sizes, random_requests
 from load_cases import check, serve
 from tree_cases import CONFIG
@@ -83,10 +84,7 @@ def test_forwards_have_the_bits_of_the_closed_batch(kind):
   batch, *_ = ragged_batch.pack_tokens(flat, lengths, counts, None)
   if kind == 'tree':
     depths = np.array([0, 1, 1, 2])
-    is_above = np.eye(4, dtype=bool)
-    for node in (1, 2, 3):
-      is_above[node] |= is_above[PARENTS[node]]
-    mask = np.broadcast_to(is_above, (NUM_SLOTS, 4, 4))
+    mask = np.broadcast_to(ancestor_mask(PARENTS, 4), (NUM_SLOTS, 4, 4))
     batch = batch.replace(
       positions=(lengths[:, None] + depths).ravel().astype(np.int32),
       block_mask=mask,
