@@ -37,15 +37,10 @@ NUM_SLOTS, LENGTH = 3, 3
 PARENTS = np.array([-1, 0, 0, 1])
 
 
-def sizes_of(num_slots, lengths, query_tokens, **drafts):
-  buckets = StepBuckets(
-    rows=(num_slots,), query_tokens=query_tokens, lengths=lengths, **drafts
-  )
-  return ProgramSizes.of_rows(buckets, MAX_CONTEXT)
-
-
 # Rows alone, with their drafts, and with a chunk beside.
-CHAINS = sizes_of(NUM_SLOTS, tuple(range(LENGTH + 1)), (3, 12, 30))
+BUCKETS = {'rows': (NUM_SLOTS,), 'query_tokens': (3, 12, 30)}
+BUCKETS |= {'lengths': tuple(range(LENGTH + 1))}
+CHAINS = ProgramSizes.of_rows(StepBuckets(**BUCKETS), MAX_CONTEXT)
 
 
 def read_cache(lengths):

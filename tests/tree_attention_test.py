@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_oracle import ancestor_mask, assert_close, oracle
+from attention_oracle import Sizes, ancestor_mask, assert_close, oracle
 from interpreters import implementations, interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 
@@ -33,26 +33,11 @@ IMPLEMENTATIONS = implementations(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-  """Sizes as in the kernels' legend."""
-
-  prefix_lengths: tuple[int, ...]
+class Case(Sizes):
   num_tokens: int = 5
   num_kv_heads: int = 2
-  num_groups: int = 3
-  head_dim: int = 64
   capacity: int = 256
   tree_size: int = 5
-  dtype: str = 'float32'
-  window: int | None = None
-
-  @property
-  def num_heads(self):
-    return self.num_kv_heads, self.num_groups
-
-  @property
-  def options(self):
-    return {'scale': self.head_dim**-0.5, 'window': self.window}
 
 
 CASES = {

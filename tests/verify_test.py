@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampling_test import law_of_state
 from scipy import stats
 
 from swiftspec_jax.config import SamplingParams
@@ -162,13 +163,6 @@ def assert_drawn(token_ids, probs):
   assert stats.chisquare(counts[probs > 0], expected).pvalue > 1e-5
 
 
-@jax.jit
-def distribution_of(logits, state):
-  return jax.nn.softmax(
-    sampling_lib.distribution_logits(logits, state), axis=-1
-  )
-
-
 @pytest.mark.parametrize(
   ('params', 'num_padding'),
   [
@@ -193,7 +187,7 @@ def test_output_follows_the_target_distribution(params, num_padding):
     trees,
     state=rows.replace(seeds=np.arange(num_slots, dtype=np.uint32)),
   )
-  wanted = np.asarray(distribution_of(logits[None], state)[0], np.float64)
+  wanted = np.asarray(law_of_state(logits[None], state)[0], np.float64)
   first = np.array([output[0] for output in outputs])
   assert_drawn(first, wanted[0])
   for node in (1, 2, 4):  # children of the root
