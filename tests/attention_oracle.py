@@ -6,9 +6,31 @@ digits; the oracle reads the same rounded bfloat16 inputs, so that what is left
 there are the weights and the output, each rounded to 8 bits.
 """
 
+import dataclasses
+
 import numpy as np
 
 TOLERANCES = {'float32': 2e-6, 'bfloat16': 2e-2}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+  """As in the kernels' legend."""
+
+  prefix_lengths: tuple[int, ...]
+  num_kv_heads: int
+  num_groups: int = 3
+  head_dim: int = 64
+  dtype: str = 'float32'
+  window: int | None = None
+
+  @property
+  def num_heads(self):
+    return self.num_kv_heads, self.num_groups
+
+  @property
+  def options(self):
+    return {'scale': self.head_dim**-0.5, 'window': self.window}
 
 
 def assert_close(got, want, dtype):

@@ -133,10 +133,14 @@ def no_programs():
 
 
 @pytest.fixture(scope='module')
-def model(tmp_path_factory):
-  """The directory of a small model, for programs to load."""
+def model(request, tmp_path_factory):
+  """The directory of a small model, for programs to load.
+
+  A module's MODEL_CHANGES, if there are any, are those of its config.json.
+  """
   directory = tmp_path_factory.mktemp('models') / 'tiny'
-  testing.write_tiny_checkpoint(directory)
+  changes = getattr(request.module, 'MODEL_CHANGES', {})
+  testing.write_tiny_checkpoint(directory, **changes)
   return directory
 
 

@@ -1,6 +1,9 @@
 """A small model, and requests that are decoded to their ends."""
 
 import numpy as np
+import tokenizers
+import transformers
+from tokenizers import decoders, models, pre_tokenizers
 
 import swiftspec_jax as ss
 from swiftspec_jax.config import ModelConfig
@@ -32,6 +35,19 @@ def sizes_of(num_pages, max_context, page_size=16, contexts=None, **buckets):
       page_size=page_size,
     ),
     contexts=(max_context,) if contexts is None else contexts,
+  )
+
+
+def tokenizer_of(tokens, special=(), **options):
+  """A tokenizer that has these tokens, by their number, and merges none."""
+  spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  spelled = [spell.pre_tokenize_str(token)[0][0] for token in tokens]
+  vocabulary = {token: i for i, token in enumerate(spelled)}
+  backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+  backend.add_special_tokens(list(special))
+  backend.pre_tokenizer, backend.decoder = spell, decoders.ByteLevel()
+  return transformers.PreTrainedTokenizerFast(
+    tokenizer_object=backend, **options
   )
 
 

@@ -1,5 +1,8 @@
 """What models_test.py and golden/record_models.py both compute."""
 
+import json
+import pathlib
+
 import numpy as np
 
 # name: (family, changes of config.json)
@@ -107,6 +110,13 @@ NUM_TOKENS = 40
 # A tree after this many of the tokens; a parent of -1 is the prefix.
 NUM_PREFIX = 24
 PARENTS = (-1, 0, 0, 1, 1, 2, 4, 6)
+
+
+def golden() -> dict:
+  """Returns what golden/record_models.py has recorded."""
+  return json.loads(
+    (pathlib.Path(__file__).parent / 'golden/models.json').read_text()
+  )
 
 
 def token_ids() -> np.ndarray:

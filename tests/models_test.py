@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import json
 import math
-import pathlib
 import re
 
 import decoding_cases
@@ -28,9 +26,7 @@ from swiftspec_jax.runtime import sharding
 from swiftspec_jax.step import ragged_batch, target_forward
 from swiftspec_jax.step.program_sizes import ProgramSizes
 
-GOLDEN = json.loads(
-  pathlib.Path(__file__).with_name('golden').joinpath('models.json').read_text()
-)
+GOLDEN = model_cases.golden()
 IDS = model_cases.token_ids()
 NUM_PREFIX = model_cases.NUM_PREFIX
 NUM_NODES = len(model_cases.PARENTS)
@@ -117,6 +113,26 @@ def case(request, tmp_path_factory):
   """Name and model."""
   directory = tmp_path_factory.mktemp(request.param)
   return request.param, load_case(request.param, directory)
+
+
+def assert_same_logits(model, other, **tolerance):
+  """Two models say the same in chunks and in a tree."""
+  np.testing.assert_allclose(chain(model, 8), chain(other, 8), **tolerance)
+  np.testing.assert_allclose(tree(model), tree(other), **tolerance)
+
+
+def assert_same_as_peer(model, directory, chunk_size, token_ids=IDS):
+  """So does transformers with the same checkpoint."""
+  record_models = pytest.importorskip('golden.record_models')
+  peer = record_models.load_peer(directory)
+  np.testing.assert_allclose(
+    chain(model, chunk_size, token_ids),
+    record_models.chain_logits(peer, token_ids),
+    atol=1e-4,
+  )
+  np.testing.assert_allclose(
+    tree(model), record_models.tree_logits(peer, IDS), atol=1e-4
+  )
 
 
 def check_chain(name, model, chunk_size):
@@ -260,8 +276,7 @@ def test_many_devices_equal_one(name, num_devices, tmp_path):
   one = load_case(name, tmp_path)
   many = ss.load(tmp_path, devices=jax.devices()[:num_devices])
   # One CPU adds up norms and products in another order.
-  np.testing.assert_allclose(chain(many, 8), chain(one, 8), atol=2e-5)
-  np.testing.assert_allclose(tree(many), tree(one), atol=2e-5)
+  assert_same_logits(many, one, atol=2e-5)
   for whole_shape, shape, spec in axis_sizes(many):
     for size, padded, whole, axis in zip(
       shape, whole_shape, spec.shape, spec.axes, strict=True
@@ -383,16 +398,6 @@ def test_what_transformers_saves_is_read(name, tmp_path):
 @pytest.mark.parametrize('seed', [1, 2])
 @pytest.mark.parametrize('name', model_cases.CASES)
 def test_equals_transformers_live(name, seed, tmp_path):
-  record_models = pytest.importorskip('golden.record_models')
   model = load_case(name, tmp_path, seed)
-  peer = record_models.load_peer(tmp_path)
   token_ids = np.random.default_rng(seed).integers(0, 262, len(IDS))
-  token_ids = token_ids.astype(np.int32)
-  np.testing.assert_allclose(
-    chain(model, len(IDS), token_ids),
-    record_models.chain_logits(peer, token_ids),
-    atol=1e-4,
-  )
-  np.testing.assert_allclose(
-    tree(model), record_models.tree_logits(peer, IDS), atol=1e-4
-  )
+  assert_same_as_peer(model, tmp_path, len(IDS), token_ids.astype(np.int32))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from checkpoint_cases import change_config, write_pair
 from experts_test import GPT_OSS
-from models_test import IDS, chain, tree
+from models_test import assert_same_as_peer, assert_same_logits
 
 import swiftspec_jax as ss
 from kernels_pallas.quantized_matmul import float4, reference
@@ -81,9 +81,7 @@ def test_logits_are_those_of_the_weights(tmp_path):
   """In chunks and in a tree, over devices that share one block."""
   stored, plain = write(tmp_path)
   model = ss.load(stored, devices=jax.devices()[:4])
-  wide = ss.load(plain)
-  np.testing.assert_allclose(chain(model, 8), chain(wide, 8), atol=1e-4)
-  np.testing.assert_allclose(tree(model), tree(wide), atol=1e-4)
+  assert_same_logits(model, ss.load(plain), atol=1e-4)
 
 
 def test_bytes_are_those_of_four_bits_and_scales():
@@ -160,12 +158,5 @@ def test_numbers_equal_those_of_transformers(tmp_path):
 
 @pytest.mark.peers
 def test_logits_equal_those_of_transformers(tmp_path):
-  record_models = pytest.importorskip('golden.record_models')
   stored, _ = write(tmp_path)
-  model, peer = ss.load(stored), record_models.load_peer(stored)
-  np.testing.assert_allclose(
-    chain(model, 8), record_models.chain_logits(peer, IDS), atol=1e-4
-  )
-  np.testing.assert_allclose(
-    tree(model), record_models.tree_logits(peer, IDS), atol=1e-4
-  )
+  assert_same_as_peer(ss.load(stored), stored, chunk_size=8)

@@ -6,7 +6,7 @@ import numpy as np
 import packed_int4_cases as cases
 import pytest
 from checkpoint_cases import MATRICES, assert_weights, change_config
-from models_test import chain, tree
+from models_test import assert_same_logits, chain
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
@@ -16,6 +16,12 @@ from swiftspec_jax import errors
 SIZES = {'num_hidden_layers': 1, 'hidden_size': 64, 'intermediate_size': 96}
 ONES = np.ones(48, np.float16)
 EXPERT_SIZES = SIZES | {'moe_intermediate_size': 32}
+
+
+def write_gptq(tmp_path, kind='gptq'):
+  return cases.write(
+    tmp_path, kind, 'llama', group_size=16, num_hidden_layers=1
+  )
 
 
 def test_a_word_by_hand():
@@ -50,9 +56,7 @@ def test_weights_are_those_of_the_format(
 
 def test_matrices_may_be_as_they_were(tmp_path):
   """All of the attention, say; tensors tell, whatever the config names."""
-  packed, plain = cases.write(
-    tmp_path, 'gptq', 'llama', group_size=16, num_hidden_layers=1
-  )
+  packed, plain = write_gptq(tmp_path)
   stored, weights = (
     safetensors_numpy.load_file(path / 'model.safetensors')
     for path in (packed, plain)
@@ -76,10 +80,8 @@ def test_logits_are_those_of_the_weights(tmp_path, family, num_devices, sizes):
   packed, plain = cases.write(tmp_path, 'awq', family, group_size=32, **sizes)
   model = ss.load(packed, devices=jax.devices()[:num_devices])
   wide = ss.load(plain)
-  want = chain(wide, 8)
-  np.testing.assert_allclose(chain(model, 8), want, atol=1e-4)
-  np.testing.assert_allclose(tree(model), tree(wide), atol=1e-4)
-  narrow = ss.load(packed, dtype='bfloat16')
+  assert_same_logits(model, wide, atol=1e-4)
+  want, narrow = chain(wide, 8), ss.load(packed, dtype='bfloat16')
   assert np.abs(chain(narrow, 8) - want).max() < 0.1 * np.abs(want).max()
   # Quantized again it would be other weights.
   with pytest.raises(
@@ -109,9 +111,7 @@ def test_logits_are_those_of_the_weights(tmp_path, family, num_devices, sizes):
   ],
 )
 def test_what_is_not_understood_is_named(tmp_path, kind, changes, message):
-  packed, _ = cases.write(
-    tmp_path, kind, 'llama', group_size=16, num_hidden_layers=1
-  )
+  packed, _ = write_gptq(tmp_path, kind)
   options = cases.options_of(kind, 16) | changes
   change_config(packed, quantization_config=options)
   with pytest.raises(errors.UserError, match=message):
@@ -129,9 +129,7 @@ def test_what_is_not_understood_is_named(tmp_path, kind, changes, message):
   ],
 )
 def test_tensors_that_do_not_fit_are_named(tmp_path, name, tensor, message):
-  packed, _ = cases.write(
-    tmp_path, 'gptq', 'llama', group_size=16, num_hidden_layers=1
-  )
+  packed, _ = write_gptq(tmp_path)
   path, name = packed / 'model.safetensors', f'model.layers.0.{name}'
   weights = safetensors_numpy.load_file(path)
   weights.pop(name, None)

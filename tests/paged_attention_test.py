@@ -10,7 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_oracle import TOLERANCES, ancestor_mask, assert_close, oracle
+from attention_oracle import (
+  TOLERANCES,
+  Sizes,
+  ancestor_mask,
+  assert_close,
+  oracle,
+)
 from interpreters import implementations, interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
@@ -38,29 +44,17 @@ IMPLEMENTATIONS = implementations(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-  """Sizes as in the kernels' legend."""
-
-  prefix_lengths: tuple[int, ...]
+class Case(Sizes):
   num_tokens: tuple[int, ...]
   size: int = 5
   num_kv_heads: int = 4
-  num_groups: int = 3
-  head_dim: int = 64
   page_size: int = 16
   num_columns: int = 20
-  dtype: str = 'float32'
-  window: int | None = None
-
-  @property
-  def options(self):
-    return {'scale': self.head_dim**-0.5, 'window': self.window}
 
   @property
   def sinks(self):
     """Those of the cases that devices share; none beside a window."""
-    shape = self.num_kv_heads, self.num_groups
-    return None if self.window else np.ones(shape, np.float32)
+    return None if self.window else np.ones(self.num_heads, np.float32)
 
 
 CASES = {
@@ -126,9 +120,8 @@ def arguments(case, unseen, missing=-1, is_chain=False):
     ]
   )
   depths = masks.sum(axis=2) - 1
-  queries = random.normal(
-    size=(num_blocks, size, case.num_kv_heads, case.num_groups, case.head_dim)
-  )
+  shape = num_blocks, size, *case.num_heads, case.head_dim
+  queries = random.normal(size=shape)
   return (
     *(x.astype(jnp.dtype(case.dtype)) for x in (queries, keys, values)),
     *(x.astype(np.int32) for x in (table, lengths, num_tokens)),
@@ -206,8 +199,7 @@ def test_sinks_take_a_share(name):
   """Heads whose sink is far below, beside and far above the scores."""
   case = dataclasses.replace(CASES['trees'], window=40)
   arrays = arguments(case, unseen=1e4)
-  shape = case.num_kv_heads, case.num_groups
-  sinks = np.resize(np.float32([-50, 0, 2, 1, 60, 3, -1]), shape)
+  sinks = np.resize(np.float32([-50, 0, 2, 1, 60, 3, -1]), case.num_heads)
   got = compiled(name, case)(*arrays, sinks)
   want = expected(case, arrays, sinks)
   np.testing.assert_allclose(got, want, atol=TOLERANCES['float32'])
@@ -289,7 +281,7 @@ def test_blocks_of_one_row_share_a_copy(window):
   )
   arrays = list(arguments(case, unseen=1e4, is_chain=True))
   arrays[3] = np.tile(arrays[3][2], (len(arrays[3]), 1))
-  sinks = np.ones((case.num_kv_heads, case.num_groups), np.float32)
+  sinks = np.ones(case.num_heads, np.float32)
   call = functools.partial(
     api.paged_attention,
     **case.options,
@@ -310,8 +302,7 @@ def test_each_device_takes_its_heads_of_a_chain():
   placed = list(jax.device_put(arrays, sharding.replicated(mesh)))
   placed[1:3] = jax.device_put(arrays[1:3], pages)
   placed[6] = None  # the mask of a chain
-  sinks = np.arange(-6, 6, dtype=np.float32)
-  sinks = sinks.reshape(case.num_kv_heads, case.num_groups)
+  sinks = np.arange(-6, 6, dtype=np.float32).reshape(case.num_heads)
   options = {**case.options, 'sharding': pages, 'sinks': sinks}
   results = {}
   with pltpu.force_tpu_interpret_mode(interpret_tpu()):
@@ -412,7 +403,7 @@ def test_kernels_on_the_rows_of_each_device(name, case, num_sharing, changes):
 def test_what_no_kernel_takes_is_named(changes, name, reason):
   case = dataclasses.replace(CASES['window'], **changes)
   blocks, pages = len(case.num_tokens), case.num_columns * 2
-  heads = (case.num_kv_heads, case.num_groups, case.head_dim)
+  heads = (*case.num_heads, case.head_dim)
   width = case.num_kv_heads * case.head_dim
   spec = (
     jax.ShapeDtypeStruct((blocks, case.size, *heads), case.dtype),

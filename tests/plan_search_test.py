@@ -7,11 +7,7 @@ import pytest
 from plan_cases import CHIP, DRAFT, PAIR, RECORDINGS, TINY, recording
 
 from configs import acceptance
-from experiments.planning import (
-  plan_changes,
-  plan_report,
-  plan_search,
-)
+from experiments.planning import plan_changes, plan_report, plan_search
 from swiftspec_jax import errors
 from swiftspec_jax.simulator.planning.forward import Forward
 

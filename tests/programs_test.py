@@ -109,10 +109,6 @@ def make_sizes(rows, query_tokens, max_context):
   return sizes_of(40, max_context, 4, (), rows=rows, query_tokens=query_tokens)
 
 
-def declared(sizes):
-  return [*sizes.all_plain(), *sizes.all_mixed()]
-
-
 @pytest.mark.parametrize(
   ('rows', 'query_tokens', 'max_context'),
   [((1, 4), (4, 8), 400), ((3, 4), (4,), 400), ((1,), (1,), 20)],
@@ -123,7 +119,7 @@ def test_every_step_fits_into_the_first_programs(
   sizes = make_sizes(rows, query_tokens, max_context)
   engine = Engine(server_cases.MODEL, sizes=sizes)
   start_first(engine)
-  for flat in declared(sizes):
+  for flat in (*sizes.all_plain(), *sizes.all_mixed()):
     found = engine.programs.fit(flat)
     for field in dataclasses.fields(flat):
       assert getattr(found, field.name) >= getattr(flat, field.name)

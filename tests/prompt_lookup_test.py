@@ -1,7 +1,5 @@
 """Prompt lookup against a loop over the text."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,9 +71,7 @@ def propose(drafter, token_ids, lengths, room=1):
   return _propose(drafter, rows)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _propose(drafter, rows):
-  return drafter.propose(rows)
+_propose = jax.jit(ss.PromptLookup.propose, static_argnums=0)
 
 
 @settings(max_examples=100)

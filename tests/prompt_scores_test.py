@@ -19,13 +19,9 @@ def make_rows():
   return Engine(server_cases.MODEL, sizes=ProgramSizes.of_rows(sizes, 600))
 
 
-def make_pages():
-  return server_cases.make_service().engine
-
-
-@pytest.mark.parametrize('make', [make_rows, make_pages])
-def test_one_prompt_between_two_steps(make):
-  engine = make()
+@pytest.mark.parametrize('has_pages', [False, True])
+def test_one_prompt_between_two_steps(has_pages):
+  engine = server_cases.make_service().engine if has_pages else make_rows()
   prompts = [(0, 1, 2), (4, 6), (3,), tuple([5, 1] * 290)]
   scores = [engine.score(ss.Request(token_ids=prompt)) for prompt in prompts]
   scores[1].cancel()

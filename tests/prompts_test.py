@@ -33,9 +33,7 @@ def test_shipped_prompts_are_ten_of_each_kind():
       assert 150 <= num_words <= 450
     if prompt.task == 'summarization':
       assert 200 <= num_words <= 550
-
-
-def test_first_shipped_prompts_are_of_different_kinds():
+  # The first ones are of different kinds.
   found = prompts.read_prompts(run_flags.DEFAULT_PROMPTS, 6)
   assert len({prompt.task for prompt in found}) == 6
 

@@ -37,16 +37,12 @@ IMPLEMENTATIONS = implementations(
   # Four programs for three chunks: one has nothing to do.
   pallas_gpu=pallas_gpu.Config(block_outputs=16, num_splits=4),
 )
+COMPILED = {name: jax.jit(call) for name, call in IMPLEMENTATIONS.items()}
 NUM_PARTS, NUM_INPUTS, NUM_OUTPUTS = 2, 192, 144  # not of whole tiles of 128
 WEIGHTS = {'int8': 1, 'int4': 3, 'float8_e4m3fn': 3}  # groups
 # Of the sum of absolute products. float32: the order of sums. bfloat16: the
 # result is rounded by 2**-9 of itself, and in the reference each weight, too.
 TOLERANCES = {'float32': 2**-20, 'bfloat16': 2**-8}
-
-
-@functools.cache
-def compiled(name):
-  return jax.jit(IMPLEMENTATIONS[name])
 
 
 def arguments(seed, num_rows, dtype, weight_dtype):
@@ -84,7 +80,7 @@ def check(product, arrays):
 @hypothesis.settings(max_examples=3)
 def test_any_weight(name, dtype, weight_dtype, seed, num_rows):
   arrays = arguments(seed, num_rows, dtype, weight_dtype)
-  check(compiled(name)(*arrays), arrays)
+  check(COMPILED[name](*arrays), arrays)
 
 
 @pytest.mark.skipif(not HAS_GPU_INTERPRETER, reason='needs JAX 0.11')
@@ -124,9 +120,9 @@ def test_mosaic_gpu_equals_oracle(
 def test_padding_does_not_leak(name):
   """Rows do not depend on those after them, whatever these hold."""
   x, *weight = arguments(0, 20, 'bfloat16', 'int4')
-  alone = compiled(name)(x[:1], *weight)
+  alone = COMPILED[name](x[:1], *weight)
   x[1:] = np.nan
-  padded = np.asarray(compiled(name)(x, *weight))
+  padded = np.asarray(COMPILED[name](x, *weight))
   np.testing.assert_array_equal(padded[:1], alone)
 
 
@@ -136,7 +132,7 @@ def test_gates_are_joined(name):
   got = jax.jit(functools.partial(IMPLEMENTATIONS[name], activation='silu'))(
     *arrays
   )
-  gate, up = np.moveaxis(compiled('reference')(*arrays), 1, 0)
+  gate, up = np.moveaxis(COMPILED['reference'](*arrays), 1, 0)
   want = gate * scipy.special.expit(gate) * up
   got = np.asarray(got)[:, 0]
   np.testing.assert_allclose(got, want, atol=2e-6 * abs(want).max())

@@ -1,23 +1,17 @@
 """Greedy tokens of the built-in models against those of transformers."""
 
 import functools
-import json
 import pathlib
 
-import jax
-import jax.numpy as jnp
 import model_cases
 import numpy as np
 import pytest
 from absl import logging
+from models_test import chain
 
 import swiftspec_jax as ss
-from swiftspec_jax.models import decoder
-from swiftspec_jax.models.cache import dense
 
-GOLDEN = json.loads(
-  pathlib.Path(__file__).with_name('golden').joinpath('models.json').read_text()
-)
+GOLDEN = model_cases.golden()
 # Two implementations may choose differently between logits this close.
 TIE = 1e-4
 
@@ -77,26 +71,8 @@ def test_steps_of_all_sizes_give_the_same_bits_in_bfloat16():
   # The other layers have the same sizes.
   target = ss.load('smollm2-135m-instruct', dtype='bfloat16', num_layers=10)
   text = ' '.join(model_cases.CHAT_PROMPTS)
-  token_ids = np.array(target.tokenizer.encode(text))[None, :40]
-
-  @jax.jit
-  def step(params, token_ids, cache):
-    hidden, cache = decoder.forward(
-      params, target.config, token_ids, cache, starts=cache.kv_lengths
-    )
-    num_new = jnp.full(1, token_ids.shape[1])
-    logits = decoder.unembed(params, target.config, hidden)
-    return logits[0], dense.extend(cache, num_new)
-
-  def logits(step_size):
-    cache = dense.init(target.config, 1, 512, target.dtype, target.mesh)
-    parts = []
-    for start in range(0, token_ids.shape[1], step_size):
-      new = token_ids[:, start : start + step_size]
-      part, cache = step(target.params, new, cache)
-      parts.append(part)
-    return np.concatenate(parts)
-
-  expected = logits(1)
+  token_ids = np.array(target.tokenizer.encode(text), np.int32)[:40]
+  expected = chain(target, 1, token_ids)
   for step_size in (4, 5, 8):
-    np.testing.assert_array_equal(logits(step_size), expected)
+    found = chain(target, step_size, token_ids)
+    np.testing.assert_array_equal(found, expected)

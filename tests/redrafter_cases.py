@@ -3,6 +3,7 @@ them, and what they compute in plain NumPy, path by path."""
 
 import checkpoint_cases
 import numpy as np
+from scipy import special
 
 
 def make_weights(width, vocab_size, *, head_width, num_blocks=2, rnn=True):
@@ -73,6 +74,4 @@ def log_probs(weights, table, context, path):
   for i in range(num_blocks):
     linear = f'lm_head.{i}.linear'
     x = x + silu(w[f'{linear}.weight'] @ x + w[f'{linear}.bias'])
-  logits = w[f'lm_head.{num_blocks}.weight'] @ x
-  logits = logits - logits.max()
-  return logits - np.log(np.exp(logits).sum())
+  return special.log_softmax(w[f'lm_head.{num_blocks}.weight'] @ x)

@@ -39,19 +39,22 @@ def benchmark(folder, factor):
 
 
 class Page(html.parser.HTMLParser):
-  """Collects what a page has, and what it would fetch."""
+  """Elements of a page, with their attributes, and its texts."""
 
   def __init__(self, text):
     super().__init__()
-    self.texts, self.open, self.links = [], [], []
+    self.elements, self.texts = [], []
     self.feed(text)
 
   def handle_starttag(self, tag, attrs):
-    self.open.append(tag)
-    self.links += [v for k, v in attrs if k == 'src' or k.endswith('href')]
+    self.elements.append((tag, dict(attrs)))
 
   def handle_data(self, data):
     self.texts.append(data)
+
+  def values(self, *names):
+    pairs = (pair for _, attrs in self.elements for pair in attrs.items())
+    return [value for name, value in pairs if name in names]
 
 
 def test_a_benchmark_is_read(tmp_path):
@@ -153,8 +156,10 @@ def test_a_page_has_everything_and_fetches_nothing(tmp_path):
     {'autoregressive': 1, 'auto': 1.5}
   )
   page = Page(report_page.render(folders, ratios))
-  assert all(link.startswith(('data:', '#')) for link in page.links)
-  assert page.open.count('svg') == 3  # the ratios, and a speed for each folder
+  links = page.values('src', 'href', 'xlink:href')
+  assert all(link.startswith(('data:', '#')) for link in links)
+  tags = [tag for tag, _ in page.elements]
+  assert tags.count('svg') == 3  # the ratios, and a speed for each folder
   assert {'1.5', '<b>', 'A&B', 'python -m x'} <= set(page.texts)
 
 

@@ -24,6 +24,8 @@ SIZES = {
 YARN = {'factor': 4.0, 'original_max_position_embeddings': 32768}
 # As older files spell it, and as newer ones do.
 OLD_YARN, NEW_YARN = {**YARN, 'type': 'yarn'}, {**YARN, 'rope_type': 'yarn'}
+BETAS = {'beta_fast': 16.0, 'beta_slow': 2.0}
+MSCALES = {'mscale': 1.0, 'mscale_all_dim': 0.5}
 LONGROPE = {'short_factor': [1.0, 1.1, 1.2, 1.3], 'long_factor': [1, 2, 3, 9]}
 LINEAR = {'type': 'linear', 'factor': 4.0}
 LLAMA3 = {
@@ -83,10 +85,8 @@ CASES = {
       {
         'rope_type': 'yarn',
         'factor': 32.0,
-        'beta_fast': 16.0,
-        'beta_slow': 2.0,
-        'mscale': 1.0,
-        'mscale_all_dim': 0.5,
+        **BETAS,
+        **MSCALES,
         'truncate': False,
       },
       original_max_position_embeddings=4096,
@@ -288,21 +288,11 @@ GGUF_YARN = {
         'scaling.yarn_ext_factor': 1.0,
       },
       32768,
-      {
-        **OLD_YARN,
-        'beta_fast': 16.0,
-        'beta_slow': 2.0,
-        'mscale': 1.0,
-        'mscale_all_dim': 0.5,
-      },
+      {**OLD_YARN, **BETAS, **MSCALES},
       131072,
     ),
     (
-      {
-        **GGUF_YARN,
-        'scaling.yarn_attn_factor': 1.5,
-        'scaling.attn_factor': 2.0,
-      },
+      GGUF_YARN | {'scaling.yarn_attn_factor': 1.5, 'scaling.attn_factor': 2.0},
       32768,
       {**OLD_YARN, 'attention_factor': 3.0},
       131072,

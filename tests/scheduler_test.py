@@ -25,7 +25,7 @@ def make(buckets=BUCKETS, **sizes):
 def step(scheduler, length=0, accepted=0):
   """One step in which every row has the same luck; returns plan and ended."""
   view = scheduler.begin_step()
-  plan = scheduler.plan_step(view, np.full(view.num_rows, length))
+  plan = scheduler.plan_step(view, np.broadcast_to(length, view.num_rows))
   num_accepted = np.minimum(plan.lengths, accepted)
   return plan, scheduler.commit(plan, num_accepted).tolist()
 
@@ -130,9 +130,7 @@ def test_token_budget_counts_drafts():
   scheduler = make(buckets=buckets)
   for request_id in range(4):
     scheduler.submit(request_id, 1, 20)
-  view = scheduler.begin_step()
-  assert view.num_rows == 4
-  plan = scheduler.plan_step(view, np.array([4, 4, 1, 0]))
+  plan, _ = step(scheduler, [4, 4, 1, 0])
   assert plan.lengths.tolist() == [4, 3, 1, 0]
   assert plan.num_query_tokens.sum() == 12
 

@@ -17,7 +17,7 @@ import pytest
 import server_cases
 
 import swiftspec_jax as ss
-from swiftspec_jax import policies, testing
+from swiftspec_jax import policies
 from swiftspec_jax.cli import configuration
 from swiftspec_jax.engine import host_sync, scoring
 from swiftspec_jax.policies import from_process_zero
@@ -25,14 +25,7 @@ from swiftspec_jax.runtime import hosts
 
 TREE = ('--width=2', '--num_draft_steps=2', '--branching=2')
 PROMPT = 'hello hello hello'
-
-
-@pytest.fixture(scope='module')
-def model(tmp_path_factory):
-  """A model that drafts for itself."""
-  directory = tmp_path_factory.mktemp('models') / 'tiny'
-  testing.write_tiny_checkpoint(directory, num_hidden_layers=1)
-  return directory
+MODEL_CHANGES = {'num_hidden_layers': 1}  # it drafts for itself
 
 
 def test_requests_travel_whole():

@@ -2,14 +2,13 @@
 
 import itertools
 import json
-import signal
 
 import engine_cases
 import programs
 import pytest
 from absl import flags as absl_flags
 from absl.testing import flagsaver
-from simulate_load_test import COLUMNS
+from simulate_load_test import COLUMNS, check_interrupted
 
 from experiments import serve_load
 from swiftspec_jax import errors
@@ -192,8 +191,8 @@ def test_runs_learn_nothing_from_each_other(tmp_path):
 
 
 def test_interrupted(model, tmp_path):
-  rows = tmp_path / 'results' / 'rows.jsonl'
-  with programs.running(
+  check_interrupted(
+    tmp_path / 'results',
     'serve_load',
     f'--target={model}',
     *ONE_SIZE,
@@ -202,14 +201,7 @@ def test_interrupted(model, tmp_path):
     '--policies=none',
     *FEW,
     '--seeds=1000',
-    f'--output_dir={rows.parent}',
-  ) as process:
-    programs.wait_for(lambda: rows.exists() and rows.read_bytes())
-    process.send(signal.SIGINT)
-    status, output, _ = process.finish()
-  assert status == 130
-  assert 'written to' in output
-  assert (rows.parent / 'latency.png').exists()
+  )
 
 
 def test_living_trees_have_the_sizes_of_their_flags():

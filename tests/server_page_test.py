@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import html.parser
 import json
 import re
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import server_cases
 from decoding_cases import sizes_of
+from report_test import Page
 from server_cases import LENGTH, NAME, fetch, make_service, serving
 from tree_cases import TREE
 
@@ -28,21 +28,6 @@ def address():
 
 
 ask = functools.partial(server_cases.ask, Authorization='Bearer key')
-
-
-class Page(html.parser.HTMLParser):
-  """Elements of a page, with their attributes."""
-
-  def __init__(self, text):
-    super().__init__()
-    self.elements = []
-    self.feed(text)
-
-  def handle_starttag(self, tag, attrs):
-    self.elements.append((tag, dict(attrs)))
-
-  def values(self, name):
-    return [attrs[name] for _, attrs in self.elements if name in attrs]
 
 
 def test_the_page_needs_no_key_and_asks_only_its_server(address):
@@ -84,6 +69,9 @@ def test_models_say_how_drafts_can_be_limited(address):
   assert limits == {'max_tokens': LENGTH}
 
 
+TOLD = {'stream_options': {'include_speculation': True}}
+
+
 def choices(address, path='/v1/completions', **options):
   """Choices of the events of a stream."""
   body = {'model': NAME, 'max_tokens': 40, 'temperature': 0, 'stream': True}
@@ -94,8 +82,7 @@ def choices(address, path='/v1/completions', **options):
 
 
 def test_streams_tell_who_proposed_each_token(address):
-  told = {'stream_options': {'include_speculation': True}}
-  found = choices(address, prompt='aegc', **told)
+  found = choices(address, prompt='aegc', **TOLD)
   steps = [choice['speculation'] for choice in found]
   for choice, step in zip(found, steps, strict=True):
     pieces = step['pieces']
@@ -109,7 +96,7 @@ def test_streams_tell_who_proposed_each_token(address):
   assert len(sources) == 40
   assert sources.count('lookup') > 0
 
-  (*plain,) = choices(address, prompt='aegc', max_speculative_tokens=0, **told)
+  (*plain,) = choices(address, prompt='aegc', max_speculative_tokens=0, **TOLD)
   assert [c['speculation']['num_drafted'] for c in plain] == [0] * 40
   texts = [''.join(c['text'] for c in every) for every in (found, plain)]
   assert texts[0] == texts[1]
@@ -121,9 +108,8 @@ def test_streams_tell_who_proposed_each_token(address):
 def test_streams_tell_it_only_if_asked(address):
   assert not any('speculation' in c for c in choices(address, prompt='aegc'))
   messages = [{'role': 'user', 'content': 'aegc'}]
-  told = {'stream_options': {'include_speculation': True}}
   path = '/v1/chat/completions'
-  opening, *rest = choices(address, path, messages=messages, **told)
+  opening, *rest = choices(address, path, messages=messages, **TOLD)
   assert 'speculation' not in opening
   assert all('speculation' in choice for choice in rest)
 
@@ -131,8 +117,7 @@ def test_streams_tell_it_only_if_asked(address):
 def test_stop_strings_cut_pieces_too(address):
   whole = ''.join(c['text'] for c in choices(address, prompt='aegc'))
   stop = whole[9:11]
-  told = {'stream_options': {'include_speculation': True}}
-  found = choices(address, prompt='aegc', stop=stop, **told)
+  found = choices(address, prompt='aegc', stop=stop, **TOLD)
   pieces = [p for c in found for p in c['speculation']['pieces']]
   text = ''.join(piece['text'] for piece in pieces)
   assert text == whole[: whole.index(stop)]

@@ -7,10 +7,8 @@ import numpy as np
 import openai
 import pytest
 import server_cases
-import tokenizers
-import transformers
+from decoding_cases import tokenizer_of
 from server_cases import ask, client_of, fetch, make_service, serving
-from tokenizers import decoders, models, pre_tokenizers
 from tool_calls_test import FUNCTION, RIGHT, TEMPLATE, TOOLS
 
 from swiftspec_jax import testing
@@ -34,17 +32,8 @@ def make_caller():
   table = np.eye(8)[[1, 2, 3, 4, 5, 7, 7, 6]]
   table[5, [2, 7]] = 0.4, 0.6
   model = testing.table_model(table, name=server_cases.NAME, eos_token_ids=[7])
-  spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-  spelled = [spell.pre_tokenize_str(token)[0][0] for token in TOKENS]
-  vocabulary = {token: i for i, token in enumerate(spelled)}
-  backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-  backend.add_special_tokens(['<end>'])
-  backend.pre_tokenizer, backend.decoder = spell, decoders.ByteLevel()
-  tokenizer = transformers.PreTrainedTokenizerFast(
-    tokenizer_object=backend,
-    chat_template=TEMPLATE,
-    clean_up_tokenization_spaces=False,
-  )
+  options = {'chat_template': TEMPLATE, 'clean_up_tokenization_spaces': False}
+  tokenizer = tokenizer_of(TOKENS, special=['<end>'], **options)
   return dataclasses.replace(model, tokenizer=tokenizer)
 
 

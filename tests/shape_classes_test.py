@@ -8,7 +8,7 @@ import engine_cases
 import numpy as np
 import programs
 import pytest
-from decoding_cases import requests_of
+from decoding_cases import requests_of, sizes_of
 from serving_cases import linear_costs
 
 import swiftspec_jax as ss
@@ -150,12 +150,8 @@ def test_what_cannot_be_chosen(shapes, most, message):
 
 def _serve(buckets):
   """Returns the tokens of some requests, and the shapes of all steps."""
-  sizes = engine_cases.make_sizes()
-  sizes = dataclasses.replace(
-    sizes,
-    scheduler=dataclasses.replace(sizes.scheduler, buckets=buckets),
-    contexts=(engine_cases.MAX_CONTEXT,),
-  )
+  sizes = engine_cases.NUM_PAGES, engine_cases.MAX_CONTEXT, 8
+  sizes = sizes_of(*sizes, **dataclasses.asdict(buckets))
   lookup, policy = ss.PromptLookup(prompt_lookup_min=1), FixedLength(3)
   engine = Engine(engine_cases.TARGET, lookup, sizes=sizes, policy=policy)
   requests = requests_of(5, max_new_tokens=20)

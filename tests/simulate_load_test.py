@@ -82,9 +82,7 @@ def test_comparison():
     'requests/s; the paper reports up to 3.2)',
   ]
   assert load_report.compare(load_report.average(ROWS[2:3])) == []
-
-
-def test_comparison_with_other_policies():
+  # With other policies, too.
   rows = [*ROWS, row('table', 1.0, 2.0), row('table', 9.0, 6.0)]
   expected = (
     'latency of goodput over that of table: at most 1.10 (at 1 requests/s)'
@@ -145,21 +143,22 @@ def test_options(tmp_path):
     assert programs.read_lines(directory)
 
 
-def test_interrupted(tmp_path):
-  rows = tmp_path / 'rows.jsonl'
-  with programs.running(
-    'simulate_load',
-    '--num_requests=200',
-    '--seeds=50',
-    f'--output_dir={tmp_path}',
-  ) as process:
+def check_interrupted(directory, program, *flags):
+  """Ctrl-C after the first row leaves what is done."""
+  rows, flag = directory / 'rows.jsonl', f'--output_dir={directory}'
+  with programs.running(program, *flags, flag) as process:
     programs.wait_for(lambda: rows.exists() and rows.read_bytes())
     process.send(signal.SIGINT)
     status, output, _ = process.finish()
   assert status == 130
-  assert len(programs.read_lines(tmp_path)) < 900
   assert 'written to' in output
-  assert (tmp_path / 'latency.png').exists()
+  assert (directory / 'latency.png').exists()
+
+
+def test_interrupted(tmp_path):
+  flags = '--num_requests=200', '--seeds=50'
+  check_interrupted(tmp_path, 'simulate_load', *flags)
+  assert len(programs.read_lines(tmp_path)) < 900
 
 
 @pytest.mark.parametrize(

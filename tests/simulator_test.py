@@ -101,9 +101,7 @@ def test_littles_law():
     prompt_tokens=np.ones(600, np.int64),
     output_tokens=arrivals_lib.draw_lengths(60, 0.5, 600, 0, 'output'),
   )
-  config = SchedulerConfig(
-    buckets=config.buckets, num_pages=1000, max_context=4096
-  )
+  config = dataclasses.replace(config, num_pages=1000, max_context=4096)
   policy = Counting()
   simulation = serve(arrivals, policy, costs=costs, config=config)
   recorder = simulation.recorder
@@ -120,7 +118,7 @@ def test_littles_law():
 )
 def test_everything_is_served_once(policy):
   """Item 42, with little memory, so that rows are preempted."""
-  config = SchedulerConfig(buckets=BUCKETS, num_pages=160, max_context=2048)
+  config = dataclasses.replace(CONFIG, num_pages=160, max_context=2048)
   arrivals = dataclasses.replace(
     requests(60, 300, prompt=64, output=128),
     times=arrivals_lib.burst(60, 300, 0),
@@ -147,11 +145,8 @@ def test_policies_have_the_same_luck():
   """Item 40: a request alone takes the same steps, whoever is beside it."""
   arrivals = requests(20, 50)
   acceptance = luck(arrivals)
-  config = SchedulerConfig(
-    buckets=StepBuckets.powers_of_two(64, 2**15, 7),
-    num_pages=2**14,
-    max_context=4096,
-  )
+  buckets = StepBuckets.powers_of_two(64, 2**15, 7)
+  config = dataclasses.replace(CONFIG, buckets=buckets)
   rounds = {}
   for name, rate in (('alone', 0.01), ('crowded', 1000.0)):
     times = arrivals_lib.poisson(rate, 50, 0)
@@ -219,11 +214,8 @@ def test_a_closed_batch_has_the_golden_goodput():
     prompt_tokens=np.full(count, 448),
     output_tokens=np.full(count, 128),
   )
-  config = SchedulerConfig(
-    buckets=cases.unpadded(16, max_query_tokens=8192),
-    num_pages=2**12,
-    max_context=1024,
-  )
+  buckets = cases.unpadded(16, max_query_tokens=8192)
+  config = dataclasses.replace(CONFIG, buckets=buckets)
   golden = {2: 3739.8, 4: 4073.1, 7: 3813.5}
   for length, expected in golden.items():
     goodput = []
@@ -358,13 +350,9 @@ def test_tokens_are_predicted_where_confidence_decides():
 
 def test_trees():
   """The tree form, against plain decoding and against single sizes."""
-  buckets = StepBuckets(
-    rows=BUCKETS.rows,
-    query_tokens=BUCKETS.query_tokens,
-    lengths=(0, 3, 7, 15),
-    draft_steps=(0, 1, 2, 3),
-  )
-  config = SchedulerConfig(buckets=buckets, num_pages=2**14, max_context=4096)
+  sizes = {'lengths': (0, 3, 7, 15), 'draft_steps': (0, 1, 2, 3)}
+  buckets = dataclasses.replace(BUCKETS, **sizes)
+  config = dataclasses.replace(CONFIG, buckets=buckets)
   for rate in (10, 100):
     arrivals = requests(rate, 150)
     acceptance = TreeAcceptance(

@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from attention_oracle import ancestor_mask
 from engine_cases import BAD_DRAFT, RandomLengths, make_sizes, random_requests
 from load_cases import check, serve
 from tree_cases import CONFIG
@@ -36,15 +37,10 @@ NUM_SLOTS, LENGTH = 3, 3
 PARENTS = np.array([-1, 0, 0, 1])
 
 
-def sizes_of(num_slots, lengths, query_tokens, **drafts):
-  buckets = StepBuckets(
-    rows=(num_slots,), query_tokens=query_tokens, lengths=lengths, **drafts
-  )
-  return ProgramSizes.of_rows(buckets, MAX_CONTEXT)
-
-
 # Rows alone, with their drafts, and with a chunk beside.
-CHAINS = sizes_of(NUM_SLOTS, tuple(range(LENGTH + 1)), (3, 12, 30))
+BUCKETS = {'rows': (NUM_SLOTS,), 'query_tokens': (3, 12, 30)}
+BUCKETS |= {'lengths': tuple(range(LENGTH + 1))}
+CHAINS = ProgramSizes.of_rows(StepBuckets(**BUCKETS), MAX_CONTEXT)
 
 
 def read_cache(lengths):
@@ -83,10 +79,7 @@ def test_forwards_have_the_bits_of_the_closed_batch(kind):
   batch, *_ = ragged_batch.pack_tokens(flat, lengths, counts, None)
   if kind == 'tree':
     depths = np.array([0, 1, 1, 2])
-    is_above = np.eye(4, dtype=bool)
-    for node in (1, 2, 3):
-      is_above[node] |= is_above[PARENTS[node]]
-    mask = np.broadcast_to(is_above, (NUM_SLOTS, 4, 4))
+    mask = np.broadcast_to(ancestor_mask(PARENTS, 4), (NUM_SLOTS, 4, 4))
     batch = batch.replace(
       positions=(lengths[:, None] + depths).ravel().astype(np.int32),
       block_mask=mask,

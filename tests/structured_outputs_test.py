@@ -9,13 +9,10 @@ import engine_cases
 import jsonschema
 import numpy as np
 import pytest
-import tokenizers
-import transformers
 import tree_cases
-from decoding_cases import CONFIG, assert_same, run
+from decoding_cases import CONFIG, assert_same, run, tokenizer_of
 from engine_cases import TARGET, RandomLengths
 from load_cases import serve
-from tokenizers import decoders, models, pre_tokenizers
 
 import swiftspec_jax as ss
 from experiments.flags import run_flags
@@ -136,12 +133,8 @@ def test_rounds_in_flight_say_the_same(kind, run_ahead):
 
 def letters_model(table, num_tokens):
   """A table whose tokens llguidance reads, the last one ending outputs."""
-  letters = {letter: i for i, letter in enumerate('abcdefghij'[:num_tokens])}
-  backend = tokenizers.Tokenizer(models.BPE(vocab=letters, merges=[]))
-  backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  backend.decoder = decoders.ByteLevel()
   model = testing.table_model(table, eos_token_ids=[num_tokens - 1])
-  tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+  tokenizer = tokenizer_of('abcdefghij'[:num_tokens])
   return dataclasses.replace(model, tokenizer=tokenizer)
 
 

@@ -5,7 +5,6 @@ for bit, which sorts and adds up in Python's own integers. That the integers
 stand for probabilities is checked in float64.
 """
 
-import functools
 import math
 
 import hypothesis
@@ -26,12 +25,8 @@ IMPLEMENTATIONS = implementations(
   pallas_tpu=pallas_tpu.Config(block_vocab=1024, width=128),
   pallas_gpu=pallas_gpu.Config(block_vocab=256),
 )
+COMPILED = {name: jax.jit(call) for name, call in IMPLEMENTATIONS.items()}
 ALL = math.inf
-
-
-@functools.cache
-def compiled(name):
-  return jax.jit(IMPLEMENTATIONS[name])
 
 
 jitted_weights_of = jax.jit(exact.weights_of)
@@ -65,7 +60,7 @@ def check(name, logits, top_ks, top_ps):
     None if x is None else np.asarray(x, dtype)
     for x, dtype in ((top_ks, np.int32), (top_ps, np.float32))
   ]
-  got = np.asarray(compiled(name)(logits, *arrays))
+  got = np.asarray(COMPILED[name](logits, *arrays))
   for b, row in enumerate(logits):
     for t, query in enumerate(row):
       top_k = None if top_ks is None else top_ks[b]
@@ -125,9 +120,9 @@ def test_padding_does_not_leak(name):
   """Rows do not depend on the others, whatever these hold."""
   logits = random_logits(3, (2, 2, VOCAB), 1e-4)
   limits = np.full(2, 90, np.int32), np.full(2, 0.8, np.float32)
-  clean = np.asarray(compiled(name)(logits, *limits))
+  clean = np.asarray(COMPILED[name](logits, *limits))
   logits[1, 1] = np.nan
-  spoiled = np.asarray(compiled(name)(logits, *limits))
+  spoiled = np.asarray(COMPILED[name](logits, *limits))
   np.testing.assert_array_equal(spoiled[0], clean[0])
   np.testing.assert_array_equal(spoiled[1, 0], clean[1, 0])
 

@@ -6,16 +6,12 @@ import programs
 import pytest
 from distillation_cases import write_data
 
-from swiftspec_jax import testing
-
-
-@pytest.fixture(scope='module')
-def model(tmp_path_factory):
-  """A target of few heads, as long rows cost most in attention."""
-  directory = tmp_path_factory.mktemp('models') / 'tiny'
-  heads = {'num_attention_heads': 2, 'num_key_value_heads': 1, 'head_dim': 8}
-  testing.write_tiny_checkpoint(directory, **heads)
-  return directory
+# A target of few heads, as long rows cost most in attention.
+MODEL_CHANGES = {
+  'num_attention_heads': 2,
+  'num_key_value_heads': 1,
+  'head_dim': 8,
+}
 
 
 @pytest.fixture(scope='module')

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_oracle import ancestor_mask, assert_close, oracle
+from attention_oracle import Sizes, ancestor_mask, assert_close, oracle
 from interpreters import implementations, interpret_tpu
 from jax.experimental.pallas import tpu as pltpu
 
@@ -33,26 +33,11 @@ IMPLEMENTATIONS = implementations(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-  """Sizes as in the kernels' legend."""
-
-  prefix_lengths: tuple[int, ...]
+class Case(Sizes):
   num_tokens: int = 5
   num_kv_heads: int = 2
-  num_groups: int = 3
-  head_dim: int = 64
   capacity: int = 256
   tree_size: int = 5
-  dtype: str = 'float32'
-  window: int | None = None
-
-  @property
-  def num_heads(self):
-    return self.num_kv_heads, self.num_groups
-
-  @property
-  def options(self):
-    return {'scale': self.head_dim**-0.5, 'window': self.window}
 
 
 CASES = {
@@ -225,14 +210,6 @@ def test_sinks_take_a_share(name, case):
   assert_close(got, oracle(*arrays, **case.options, sinks=sinks), case.dtype)
 
 
-def test_sinks_change_the_choice():
-  arrays = arguments(CASES['edges'])
-  sinks = np.zeros(CASES['edges'].num_heads, np.float32)
-  options = {'scale': 0.125, 'sinks': sinks}
-  jax.eval_shape(functools.partial(api.tree_attention, **options), *arrays)
-  assert dispatch.choices()[-1].shape.endswith('window None, sinks')
-
-
 def test_each_device_takes_its_heads():
   """The TPU kernel on two simulated devices that share the heads."""
   case = CASES['one_token']
@@ -258,6 +235,10 @@ def test_choice_and_reason_can_be_read():
   assert newest.kernel == 'tree_attention'
   assert newest.implementation == 'native'
   assert newest.reason.startswith('made for cpu; agrees with the reference')
+  sinks = np.zeros(case.num_heads, np.float32)
+  options = {'scale': 1.0, 'sinks': sinks}
+  jax.eval_shape(functools.partial(api.tree_attention, **options), *arrays)
+  assert dispatch.choices()[-1].shape.endswith('window None, sinks')
   with pytest.raises(NotImplementedError, match='head_dim 32'):
     api.tree_attention(*arrays, scale=1.0, implementation='pallas_tpu')
 

@@ -5,8 +5,6 @@ bit for bit. The reference is checked against hand tables and the distribution
 in verify_test.py.
 """
 
-import functools
-
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -27,11 +25,7 @@ IMPLEMENTATIONS = implementations(
   pallas_tpu=pallas_tpu.Config(block_vocab=128),
   pallas_gpu=pallas_gpu.Config(block_vocab=32, num_programs=4),
 )
-
-
-@functools.cache
-def compiled(name):
-  return jax.jit(IMPLEMENTATIONS[name])
+COMPILED = {name: jax.jit(call) for name, call in IMPLEMENTATIONS.items()}
 
 
 def tree_of(draws, size):
@@ -83,7 +77,7 @@ def arguments(seed, sizes, tries):
 
 
 def check(name, arrays):
-  found = map(np.asarray, compiled(name)(*arrays))
+  found = map(np.asarray, COMPILED[name](*arrays))
   tokens, num_accepted, path, choices = found
   scores, token_ids, parents, sizes, _ = map(np.asarray, arrays)
   for b, size in enumerate(sizes):
@@ -113,5 +107,5 @@ def test_edges_of_the_vocabulary(name):
   scores = np.full((3, NUM_NODES, VOCAB), -np.inf, np.float32)
   scores[0, 0, [299, 40]] = 3.0
   scores[1, 0, [127, 128, 299]] = 0.0
-  tokens, *_ = compiled(name)(jnp.asarray(scores), *arrays[1:])
+  tokens, *_ = COMPILED[name](jnp.asarray(scores), *arrays[1:])
   assert tokens[:, 0].tolist() == [40, 127, 0]  # nothing allowed: token 0

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampling_test import law_of_state
 from scipy import stats
 
 from swiftspec_jax.config import SamplingParams
@@ -154,38 +155,12 @@ def test_trees(num_padding, in_order):
     assert found[: len(path)].tolist() == path
 
 
-def test_wire_formats_are_reversible():
-  proposal = types.TreeProposal.of_nodes(
-    np.array([[9, *TOKENS]], np.int32),
-    np.array([PARENTS], np.int32),
-    np.array([[0, 1, 1, 2, 1, 2, 3]], np.int32),
-    log_probs=np.linspace(-3, 0, 7, dtype=np.float32)[None],
-    is_looked_up=np.arange(7)[None] > 3,
-  )
-  verified = types.VerifiedTokens(
-    token_ids=np.array([[3, 1, END]], np.int32),
-    num_tokens=np.array([2], np.int32),
-  )
-  for values in (proposal, verified):
-    again = jax.jit(lambda x: type(x).unpack(x.pack()))(values)
-    jax.tree.map(np.testing.assert_array_equal, values, again)
-  again = types.TreeProposal.unpack(proposal.pack())  # on the host
-  jax.tree.map(np.testing.assert_array_equal, proposal, again)
-
-
 def assert_drawn(token_ids, probs):
   """Chance fails once in 10^5."""
   counts = np.bincount(token_ids, minlength=VOCAB)
   assert counts[probs == 0].sum() == 0
   expected = probs[probs > 0] / probs.sum() * len(token_ids)
   assert stats.chisquare(counts[probs > 0], expected).pvalue > 1e-5
-
-
-@jax.jit
-def distribution_of(logits, state):
-  return jax.nn.softmax(
-    sampling_lib.distribution_logits(logits, state), axis=-1
-  )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +187,7 @@ def test_output_follows_the_target_distribution(params, num_padding):
     trees,
     state=rows.replace(seeds=np.arange(num_slots, dtype=np.uint32)),
   )
-  wanted = np.asarray(distribution_of(logits[None], state)[0], np.float64)
+  wanted = np.asarray(law_of_state(logits[None], state)[0], np.float64)
   first = np.array([output[0] for output in outputs])
   assert_drawn(first, wanted[0])
   for node in (1, 2, 4):  # children of the root
