@@ -37,7 +37,7 @@ def oracle_distribution(logits, params):
 
 
 @jax.jit
-def law_of_state(logits, state):
+def distribution_of(logits, state):
   return jax.nn.softmax(sampling_lib.distribution_logits(logits, state), -1)
 
 
@@ -45,7 +45,7 @@ def distribution(logits, batch):
   state = sampling_lib.make_state(
     batch, logits.shape[-1], SamplingLevel.TRUNCATED
   )
-  return np.asarray(law_of_state(logits, state))
+  return np.asarray(distribution_of(logits, state))
 
 
 @settings(max_examples=60)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling_test import law_of_state
+from sampling_test import distribution_of
 from scipy import stats
 
 from swiftspec_jax.config import SamplingParams
@@ -187,7 +187,7 @@ def test_output_follows_the_target_distribution(params, num_padding):
     trees,
     state=rows.replace(seeds=np.arange(num_slots, dtype=np.uint32)),
   )
-  wanted = np.asarray(law_of_state(logits[None], state)[0], np.float64)
+  wanted = np.asarray(distribution_of(logits[None], state)[0], np.float64)
   first = np.array([output[0] for output in outputs])
   assert_drawn(first, wanted[0])
   for node in (1, 2, 4):  # children of the root
