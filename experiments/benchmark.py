@@ -173,6 +173,7 @@ def _report(records, modes, directory, facts) -> None:
     modes,
     facts,
     f'{shared_flags.to_json()["target"]}, {types}',
+    is_greedy=shared_flags.sampling().temperature == 0,
   )
   print(f'written to {directory}')
 

@@ -166,7 +166,14 @@ def _decode(
       settings = shared_flags.to_json()
       facts = {**provenance.collect(), 'flags': settings}
       models = f'{settings["target"]}, {target.dtype.name}'
-      summary = benchmark_writer.write(folder, records, names, facts, models)
+      summary = benchmark_writer.write(
+        folder,
+        records,
+        names,
+        facts,
+        models,
+        is_greedy=sampling.temperature == 0,
+      )
       for name, figures in summary.items():
         _append(directory, name, _PROMPTS_SETTING, figures, _PROMPT_FIGURES)
 

@@ -147,13 +147,15 @@ def _draft_trials(engine: Engine, declared: ProgramSizes) -> Iterator[Trial]:
       num_draft_steps=steps,
       seconds=0.0,
     )
-    run = float  # zero
-    # What a drafter does on the host is overhead.
-    if length and engine.drafter.has_programs:
-      run = functools.partial(
-        _seconds, engine.drafter.trial, rows, known, length
-      )
-    yield what, run
+    yield what, functools.partial(_draft, engine.drafter, rows, known, length)
+
+
+def _draft(drafter, rows: int, known: int, length: int) -> float:
+  """Returns the seconds of a draft."""
+  # What a drafter does on the host is overhead.
+  if not length or not drafter.has_programs:
+    return 0.0
+  return _seconds(drafter.trial, rows, known, length)
 
 
 def _prefill_trials(engine: Engine, declared: ProgramSizes) -> Iterator[Trial]:

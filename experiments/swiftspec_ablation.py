@@ -134,6 +134,7 @@ def _report(
     names,
     facts,
     f'{facts["models"]}, {facts["dtype"]}',
+    is_greedy=shared_flags.sampling().temperature == 0,
   )
   losses = acceptance_loss.make_rows(names, records)
   output_files.write_lines(directory / 'acceptance.jsonl', losses)

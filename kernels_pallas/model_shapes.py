@@ -11,8 +11,6 @@ _Spec = TypeVar('_Spec')
 TENSOR_PARALLEL = (1, 4, 8)
 NUM_TOKENS = (1, 8, 16)  # query tokens of a step
 CONTEXTS = (500, 1_000, 8_192, 32_768)
-
-
 BUILTIN = ('smollm2-135m', 'gemma3-270m')  # their dtype is float32, too
 
 

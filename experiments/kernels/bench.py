@@ -14,8 +14,6 @@ from experiments.measuring import benchmark_report
 from swiftspec_jax.cli import output_files, provenance
 
 _ROWS = 'rows.jsonl'
-
-
 # What the device reaches: a copy's bytes, a product's operations.
 Rates = dict[str, float]
 

@@ -7,7 +7,6 @@ from typing import Any
 from experiments.measuring import benchmark_plot, benchmark_report
 from experiments.output.benchmark_output import Record
 from swiftspec_jax.cli import output_files
-from swiftspec_jax.cli.flags import shared_flags
 
 
 def write(
@@ -16,20 +15,22 @@ def write(
   modes: Sequence[str],
   facts: Mapping[str, Any],
   models: str,
+  *,
+  is_greedy: bool,
 ) -> dict[str, dict[str, Any]]:
   """Writes summary.json and results.png, and prints the table.
 
   Args:
     directory: folder of the files.
-    records: records of one benchmark with the sampling of the flags; not empty.
+    records: records of one benchmark; not empty.
     modes: modes of the records, in the order of the table.
     facts: provenance.
     models: names and dtypes, for the picture.
+    is_greedy: whether equal outputs are expected.
 
   Returns:
     What `benchmark_report.summarize` does.
   """
-  is_greedy = shared_flags.sampling().temperature == 0
   summary = benchmark_report.summarize(records, modes, is_greedy=is_greedy)
   output_files.write_json(
     directory / 'summary.json', {'modes': summary, 'provenance': facts}

@@ -23,8 +23,6 @@ _RATIOS = {
     1.21,
   ),
 }
-
-
 _WIDE = 'bfloat16'  # of matrices that are not quantized
 
 

@@ -18,7 +18,9 @@ from swiftspec_jax.server.structured import Grammar, ResponseFormat
 from swiftspec_jax.tokenizer import chat_template
 
 _NUM_SEEDS = 2**32
+# Those that mean the same in both; a grammar is made from two others.
 _SAMPLING_FIELDS = {field.name for field in dataclasses.fields(SamplingParams)}
+_SAMPLING_FIELDS -= {'structured_outputs'}
 TokenId = Annotated[int, Field(strict=True, ge=0)]
 _Text = Annotated[str, Field(min_length=1)]
 # These are looked for after every token.

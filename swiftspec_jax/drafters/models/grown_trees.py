@@ -64,7 +64,7 @@ class TreeSizes:
   @property
   def num_found(self) -> int:
     """Most nodes that a lookup brings."""
-    return self.prompt_lookup * (self.num_nodes - 1)
+    return self.num_nodes - 1 if self.prompt_lookup else 0
 
 
 @functools.partial(jax.jit, static_argnames=('config', 'sharding', 'sizes'))

@@ -104,7 +104,7 @@ def new_tree(
     root_token_ids,
     capacity=tree_config.capacity,
     num_cache_rows=tree_config.num_cache_rows,
-    chain_length=1 + tree_config.num_nodes * tree_config.prompt_lookup,
+    chain_length=1 + tree_config.num_nodes if tree_config.prompt_lookup else 1,
   )
 
 
