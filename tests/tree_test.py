@@ -213,6 +213,18 @@ def test_a_chain_of_a_text_starts_with_what_is_there():
   assert found[3] > found[4] > -0.75
 
 
+def test_ancestor_mask_follows_parents():
+  parents = np.array([[-1, 0, 1, 2, 3, 1, 5, -1], [-1] + [0] * 7], np.int32)
+  expected = np.zeros((2, 8, 8), bool)
+  for row, node in np.ndindex(2, 8):
+    above = node
+    while above >= 0:
+      expected[row, node, above] = True
+      above = parents[row, above]
+  mask = tree_oracle.compiled(tree_lib.ancestor_mask)(parents)
+  np.testing.assert_array_equal(mask, expected)
+
+
 def test_sizes_that_make_no_sense_are_refused():
   with pytest.raises(errors.UserError, match='from 1 to the capacity of 4'):
     new_tree(1, capacity=4, num_cache_rows=5)
