@@ -27,6 +27,9 @@ using Index = std::uint32_t;
 
 constexpr std::size_t kTogether = 4;  // rows, and vectors of values
 constexpr std::size_t kQueries = kRows;  // that are computed together
+constexpr std::size_t kTokens = 8;  // that read the same rows in turn
+constexpr std::size_t kTasks = 3;  // of a thread, at least, where tokens do so
+constexpr std::size_t kStrip = 64;  // rows that stay in the first cache
 
 // Keys or values of a kv head. Row i begins `stride` * i numbers after `first`.
 template <class T>
@@ -43,26 +46,39 @@ struct Rows {
 // Args:
 //   queries: [N, E].
 //   keys: keys of the kv head.
-//   seen: rows to multiply with, at least one.
+//   seen: rows to multiply with.
+//   count: their number, at least one.
 //   head_dim: E.
 //   scores: [N, room].
 //   room: numbers from the scores of a query to the next.
+//   later: values of the kv head, if these and the keys of the next strip are
+//     to be fetched meanwhile, or null.
 template <std::size_t N, class T>
-void multiply_keys(const float* queries, Rows<T> keys,
-                   const std::vector<Index>& seen, std::size_t head_dim,
-                   float* scores, std::size_t room) {
-  const std::size_t last = seen.size() - 1;
-  for (std::size_t i = 0; i < seen.size(); i += kTogether) {
+void multiply_keys(const float* queries, Rows<T> keys, const Index* seen,
+                   std::size_t count, std::size_t head_dim, float* scores,
+                   std::size_t room, const Rows<T>* later) {
+  const std::size_t last = count - 1;
+  for (std::size_t i = 0; i < count; i += kTogether) {
     const T* of[kTogether];
 #pragma GCC unroll 8
     for (std::size_t m = 0; m < kTogether; ++m) {
-      of[m] = keys[seen[std::min(i + m, last)]];
+      const Index row = seen[std::min(i + m, last)];
+      of[m] = keys[row];
+      if (!later) continue;
+      for (std::size_t e = 0; e < head_dim; e += 64 / sizeof(T)) {
+        __builtin_prefetch((*later)[row] + e, 0, 2);
+        __builtin_prefetch(keys[row + kStrip] + e, 0, 2);
+      }
     }
     Floats sums[N][kTogether] = {};
     for (std::size_t e = 0; e < head_dim; e += kLanes) {
       Floats key[kTogether];
 #pragma GCC unroll 8
-      for (std::size_t m = 0; m < kTogether; ++m) key[m] = widened(of[m] + e);
+      for (std::size_t m = 0; m < kTogether; ++m) {
+        Floats loaded = widened(of[m] + e);
+        hold(loaded);
+        key[m] = loaded;
+      }
 #pragma GCC unroll 8
       for (std::size_t q = 0; q < N; ++q) {
         Floats query = load<float>(queries + q * head_dim + e);
@@ -105,8 +121,7 @@ void multiply_keys(const float* queries, Rows<T> keys,
     highest = some > highest ? some : highest;
   }
   if (sink) scores[count] = *sink;
-  float best = sink ? *sink : kLowest;
-  for (std::size_t i = 0; i < kLanes; ++i) best = std::max(best, highest[i]);
+  const float best = std::max(sink ? *sink : kLowest, max_lane(highest));
   Floats total = {};
   for (std::size_t i = 0; i < end; i += kLanes) {
     const Floats weights = exp_of_negative(load<float>(scores + i) - best);
@@ -118,20 +133,27 @@ void multiply_keys(const float* queries, Rows<T> keys,
   return sums[0];
 }
 
-// Writes N weighted sums of C vectors of the values of some rows.
+// Adds C vectors of the values of some rows, weighted, to N sums.
 template <std::size_t N, std::size_t C, class T>
 void mix_part(const float* weights, std::size_t room, Rows<T> values,
-              const std::vector<Index>& seen, std::size_t head_dim,
-              const float* totals, float* results) {
-  Floats sums[N][C] = {};
-  for (std::size_t i = 0; i < seen.size(); ++i) {
+              const Index* seen, std::size_t count, std::size_t head_dim,
+              float* results) {
+  Floats sums[N][C];
+#pragma GCC unroll 8
+  for (std::size_t q = 0; q < N; ++q) {
+#pragma GCC unroll 8
+    for (std::size_t c = 0; c < C; ++c) {
+      sums[q][c] = load<float>(results + q * head_dim + c * kLanes);
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) {
     const T* row = values[seen[i]];
     Floats value[C];
 #pragma GCC unroll 8
     for (std::size_t c = 0; c < C; ++c) value[c] = widened(row + c * kLanes);
 #pragma GCC unroll 8
     for (std::size_t q = 0; q < N; ++q) {
-      const Floats weight = Floats{} + weights[q * room + i];
+      const Floats weight = weights[q * room + i] - Floats{};
 #pragma GCC unroll 8
       for (std::size_t c = 0; c < C; ++c) {
         sums[q][c] = multiply_add(weight, value[c], sums[q][c]);
@@ -142,22 +164,22 @@ void mix_part(const float* weights, std::size_t room, Rows<T> values,
   for (std::size_t q = 0; q < N; ++q) {
 #pragma GCC unroll 8
     for (std::size_t c = 0; c < C; ++c) {
-      store(results + q * head_dim + c * kLanes, sums[q][c] / totals[q]);
+      store(results + q * head_dim + c * kLanes, sums[q][c]);
     }
   }
 }
 
 template <std::size_t N, class T>
 void mix_values(const float* weights, std::size_t room, Rows<T> values,
-                const std::vector<Index>& seen, std::size_t head_dim,
-                const float* totals, float* results) {
+                const Index* seen, std::size_t count, std::size_t head_dim,
+                float* results) {
   std::size_t e = 0;
   for (; e + kTogether * kLanes <= head_dim; e += kTogether * kLanes) {
-    mix_part<N, kTogether>(weights, room, values.from(e), seen, head_dim,
-                           totals, results + e);
+    mix_part<N, kTogether>(weights, room, values.from(e), seen, count,
+                           head_dim, results + e);
   }
   for (; e < head_dim; e += kLanes) {
-    mix_part<N, 1>(weights, room, values.from(e), seen, head_dim, totals,
+    mix_part<N, 1>(weights, room, values.from(e), seen, count, head_dim,
                    results + e);
   }
 }
@@ -283,75 +305,126 @@ struct Attention {
   }
 };
 
-struct Scratch {
+// A token of a block that sees at least one row.
+struct Token {
+  const float* queries;  // [Q, E] of a kv head
+  float* results;        // the same
   std::vector<Index> seen;
   std::vector<float> scores;
+  std::size_t room;  // for the scores of a query
 };
 
-// Attends with N queries from the one with number q of a kv head on.
+// Calls run(token, rows, their number, its scores of them) for strips of rows:
+// for all tokens, which mostly have the same rows there, before the next one.
+template <class Run>
+void in_strips(std::vector<Token>& tokens, const Run& run) {
+  bool is_left = true;
+  for (std::size_t i = 0; is_left; i += kStrip) {
+    is_left = false;
+    for (Token& token : tokens) {
+      const std::size_t count = token.seen.size();
+      if (count <= i) continue;
+      is_left = true;
+      run(token, &token.seen[i], std::min(kStrip, count - i),
+          &token.scores[i]);
+    }
+  }
+}
+
+// Attends with N queries of each token from the one with number q of a kv head
+// on.
 template <std::size_t N, class T>
 void attend_some(const Attention& call, std::size_t block, std::size_t head,
-                 const float* queries, std::size_t q, Scratch& scratch,
-                 float* results) {
-  const std::size_t count = scratch.seen.size();
-  const std::size_t room = (count / kLanes + 2) * kLanes;
-  scratch.scores.resize(N * room);
-  float* scores = scratch.scores.data();
+                 std::size_t q, std::vector<Token>& tokens) {
+  const std::size_t head_dim = call.head_dim, from = q * head_dim;
   const std::size_t first =
       (call.pages ? 0 : block * call.layout.block_stride) +
       head * call.layout.head_stride;
-  auto rows = [&](const void* cache) {
+  const auto rows = [&](const void* cache) {
     return Rows<T>{static_cast<const T*>(cache) + first,
                    call.layout.row_stride};
   };
-  multiply_keys<N>(queries + q * call.head_dim, rows(call.keys), scratch.seen,
-                   call.head_dim, scores, room);
-  float totals[N];
-  for (std::size_t i = 0; i < N; ++i) {
-    const float* sink =
-        call.sinks ? call.sinks + head * call.num_groups + q + i : nullptr;
-    totals[i] = weigh(scores + i * room, count, call.scale, sink);
+  const Rows<T> keys = rows(call.keys), values = rows(call.values);
+  in_strips(tokens, [&](Token& token, const Index* seen, std::size_t count,
+                        float* scores) {
+    multiply_keys<N>(token.queries + from, keys, seen, count, head_dim, scores,
+                     token.room, &token == &tokens[0] ? &values : nullptr);
+  });
+  float totals[kTokens][N];
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    Token& token = tokens[t];
+    for (std::size_t i = 0; i < N; ++i) {
+      const float* sink =
+          call.sinks ? call.sinks + head * call.num_groups + q + i : nullptr;
+      totals[t][i] = weigh(&token.scores[i * token.room], token.seen.size(),
+                           call.scale, sink);
+    }
+    std::fill_n(token.results + from, N * head_dim, 0.0f);
   }
-  mix_values<N>(scores, room, rows(call.values), scratch.seen, call.head_dim,
-                totals, results + q * call.head_dim);
+  in_strips(tokens, [&](Token& token, const Index* seen, std::size_t count,
+                        const float* weights) {
+    mix_values<N>(weights, token.room, values, seen, count, head_dim,
+                  token.results + from);
+  });
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    float* result = tokens[t].results + from;
+    for (std::size_t e = 0; e < N * head_dim; e += kLanes) {
+      store(result + e, load<float>(result + e) / totals[t][e / head_dim]);
+    }
+  }
 }
 
-// Attends with the queries of a kv head of a token.
+// Attends with the queries of a kv head of some tokens of a block.
 template <class T>
 [[gnu::noinline]] void attend(const Attention& call, std::size_t block,
-                              std::size_t token, std::size_t head) {
-  static thread_local Scratch scratch;
-  call.find_rows(block, token, scratch.seen);
+                              std::size_t begin, std::size_t end,
+                              std::size_t head) {
+  static thread_local std::vector<Token> tokens;
+  tokens.resize(end - begin);
   const std::size_t size = call.num_groups * call.head_dim;
-  const std::size_t first =
-      ((block * call.num_tokens + token) * call.num_heads + head) * size;
-  float* results = call.results + first;
-  if (scratch.seen.empty()) {
-    std::fill(results, results + size, 0.0f);
-    return;
+  auto token = tokens.begin();
+  for (std::size_t t = begin; t < end; ++t) {
+    const std::size_t first =
+        ((block * call.num_tokens + t) * call.num_heads + head) * size;
+    call.find_rows(block, t, token->seen);
+    if (token->seen.empty()) {
+      std::fill_n(call.results + first, size, 0.0f);
+      continue;
+    }
+    token->queries = call.queries + first;
+    token->results = call.results + first;
+    token->room = (token->seen.size() / kLanes + 2) * kLanes;
+    token->scores.resize(std::min(kQueries, call.num_groups) * token->room);
+    ++token;
   }
-  const float* queries = call.queries + first;
+  tokens.erase(token, tokens.end());
   for (std::size_t q = 0; q < call.num_groups; q += kQueries) {
     with_size<kQueries>(call.num_groups - q, [&](auto size) {
-      attend_some<size(), T>(call, block, head, queries, q, scratch, results);
+      attend_some<size(), T>(call, block, head, q, tokens);
     });
   }
 }
 
 template <class T>
 void attend_all(const Pool& pool, const Attention& call) {
-  const std::size_t num_queries = call.num_tokens * call.num_heads;
   std::size_t num_products = 0;
   for (std::size_t x = 0; x < call.num_blocks; ++x) {
     num_products += (call.lengths[x] + call.tree_size) *
                     call.num_real_tokens(x) * call.num_heads *
                     call.num_groups * call.head_dim;
   }
-  parallel_if(pool, num_products, call.num_blocks * num_queries,
+  const std::size_t num_tokens = call.num_tokens, num_heads = call.num_heads;
+  const std::size_t together = std::clamp<std::size_t>(
+      call.num_blocks * num_tokens * num_heads / (kTasks * pool.num_threads()),
+      1, kTokens);
+  const std::size_t num_parts = divide_up(num_tokens, together);
+  parallel_if(pool, num_products, call.num_blocks * num_parts * num_heads,
               [&](std::size_t i) {
-                const std::size_t token = i / call.num_heads;
-                attend<T>(call, token / call.num_tokens,
-                          token % call.num_tokens, i % call.num_heads);
+                const std::size_t part = i / num_heads % num_parts;
+                const std::size_t begin = part * together;
+                attend<T>(call, i / num_heads / num_parts, begin,
+                          std::min(num_tokens, begin + together),
+                          i % num_heads);
               });
 }
 
@@ -404,10 +477,12 @@ template <class S>
 void rotate(const S* head, const float* cos, const float* sin,
             std::size_t head_dim, float* to) {
   const std::size_t half = head_dim / 2;
-  for (std::size_t e = 0; e < half; ++e) {
-    const float first = number(head[e]), second = number(head[half + e]);
-    to[e] = rounded<S>(first * cos[e] - second * sin[e]);
-    to[half + e] = rounded<S>(second * cos[e] + first * sin[e]);
+  for (std::size_t e = 0; e < half; e += kLanes) {
+    const Floats first = some(head, e, half);
+    const Floats second = some(head + half, e, half);
+    const Floats c = some(cos, e, half), s = some(sin, e, half);
+    store_some(to, e, half, rounded<S>(first * c - second * s));
+    store_some(to + half, e, half, rounded<S>(second * c + first * s));
   }
 }
 
@@ -432,9 +507,9 @@ template <class S, class T>
     head += head_dim;
     if (is_kept) {
       const std::size_t to = cache.of(place, g);
-      for (std::size_t e = 0; e < head_dim; ++e) {
-        keys[to + e] = narrowed<T>(key[e]);
-        values[to + e] = narrowed<T>(number(head[e]));
+      for (std::size_t e = 0; e < head_dim; e += kLanes) {
+        store_some(keys + to, e, head_dim, some(key.data(), e, head_dim));
+        store_some(values + to, e, head_dim, some(head, e, head_dim));
       }
     }
     head += head_dim;

@@ -109,6 +109,8 @@ struct Int8 : Integers {
 constexpr std::size_t kOutputs = 4;  // of a block
 constexpr std::size_t kFewRows = 8;  // that are one block
 constexpr std::size_t kCachedBytes = 1 << 13;  // of rows
+// Of weights, between those that are multiplied and those that are fetched.
+constexpr std::size_t kAhead = 1 << 13;
 
 template <class F>
 constexpr bool kHasOffset = F::kOffset != 0;
@@ -170,14 +172,16 @@ struct Sums {
     }
   }
 
-  // Adds those of some inputs, turn by turn. Meanwhile a part of the next
-  // outputs comes into the second cache.
+  // Adds those of some inputs, turn by turn. Meanwhile a part of the outputs
+  // that follow in some blocks comes into the second cache.
   template <std::size_t... I>
   [[gnu::always_inline]] void add_all(const typename F::Given* rows,
                                       const typename F::Weight* weights,
                                       std::size_t num_inputs, Range inputs,
                                       Range fetched,
                                       std::index_sequence<I...>) {
+    const std::size_t ahead =
+        divide_up(kAhead, kOutputs * num_inputs * sizeof(*weights)) * kOutputs;
     auto turn = [&](auto i) {
       constexpr std::size_t kFirst = i() * kTogether<F, R>;
       constexpr std::size_t kEnd = kFirst + kTogether<F, R>;
@@ -185,7 +189,7 @@ struct Sums {
         if (fetched.begin <= k && k < fetched.end) {
 #pragma GCC unroll 8
           for (std::size_t m = kFirst; m < kEnd; ++m) {
-            __builtin_prefetch(weights + (kOutputs + m) * num_inputs + k, 0, 2);
+            __builtin_prefetch(weights + (ahead + m) * num_inputs + k, 0, 2);
           }
         }
         add<kFirst, kEnd>(rows + k, weights + k, num_inputs);
@@ -394,6 +398,10 @@ float quantize(const float* row, std::size_t size, std::size_t num_terms,
   return highest;
 }
 
+Floats converted(const std::int32_t* from) {
+  return __builtin_convertvector(load<std::int32_t>(from), Floats);
+}
+
 void few_rows_of_integers(const Call& call) {
   const Around around(call);
   const auto num_terms = call.attribute<std::int64_t>("num_terms");
@@ -420,18 +428,21 @@ void few_rows_of_integers(const Call& call) {
   const auto multiply_range = [&](std::size_t begin, std::size_t end,
                                   float* to) {
     const std::size_t size = end - begin;
-    std::vector<std::int32_t> sums(num_terms * num_rows * size);
+    std::vector<std::int32_t> sums(num_terms * num_rows * size + kLanes);
     groups<Int8>(given.data(), num_terms * num_rows, stride,
                  weight + begin * num_inputs, num_inputs, 0, size, sums.data(),
                  size);
     for (std::size_t n = 0; n < num_rows; ++n) {
-      for (std::size_t a = 0; a < size; ++a) {
-        float total = sums[n * size + a] * (highest[n] * kScale);
+      const Floats coarse = highest[n] * kScale - Floats{};
+      const Floats fine = highest[n] * kFiner - Floats{};
+      for (std::size_t a = 0; a < size; a += kLanes) {
+        Floats total = converted(&sums[n * size + a]) * coarse;
         if (num_terms == 2) {
-          total = std::fma(sums[(num_rows + n) * size + a],
-                           highest[n] * kFiner, total);
+          total = multiply_add(converted(&sums[(num_rows + n) * size + a]),
+                               fine, total);
         }
-        to[n * num_outputs + begin + a] = total * scale[begin + a];
+        store_some(to + n * num_outputs + begin, a, size,
+                   total * some(scale + begin, a, size));
       }
     }
   };

@@ -37,6 +37,15 @@ template <class T>
   }
 }
 
+// Returns numbers as T has them.
+template <class T>
+[[gnu::always_inline]] inline Floats rounded(Floats x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  T numbers[kLanes];
+  store_some(numbers, 0, kLanes, x);
+  return widened(numbers);
+}
+
 // Returns the highest of some numbers without their signs, at least 1e-30; or
 // none if one of them is none.
 [[gnu::always_inline]] inline float absmax(const float* from,
@@ -76,9 +85,7 @@ template <class T, class To>
   for (std::size_t k = 0; k < size; k += kLanes) {
     const Floats of_row = some(total, k, size) * factor * some(scale, k, size);
     if constexpr (std::is_same_v<To, float>) {
-      T rounded_to[kLanes];
-      store_some(rounded_to, 0, kLanes, of_row);
-      store_some(normed, k, size, widened(rounded_to));
+      store_some(normed, k, size, rounded<T>(of_row));
     } else {
       store_some(normed, k, size, of_row);
     }

@@ -119,14 +119,6 @@ inline Floats widened(const BFloat16Bits* from) {
   return (Floats)(__builtin_convertvector(bits, Words) << 16);
 }
 
-inline float number(float x) { return x; }
-inline float number(BFloat16Bits x) {
-  const std::uint32_t bits = std::uint32_t(x) << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof(result));
-  return result;
-}
-
 // Returns a number in memory, rounded to the nearest, if need be to even.
 template <class T>
 inline T narrowed(float x) {
@@ -135,11 +127,6 @@ inline T narrowed(float x) {
   std::memcpy(&bits, &x, sizeof(bits));
   bits = x != x ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
   return static_cast<T>(bits >> 16);
-}
-
-template <class T>
-inline float rounded(float x) {
-  return number(narrowed<T>(x));
 }
 
 // Keeps a vector in a register, where a compiler would load it for each use.
