@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import packed_int4_cases as cases
 import pytest
-from checkpoint_cases import MATRICES, assert_weights, change_config
+from checkpoint_cases import MATRICES, assert_weights, change_config, dense
 from models_test import assert_same_logits, chain
 from safetensors import numpy as safetensors_numpy
 
@@ -46,12 +46,34 @@ def test_weights_are_those_of_the_format(
 ):
   options = {'group_size': group_size, 'is_symmetric': is_symmetric}
   packed, plain = cases.write(tmp_path, kind, family, **options, **sizes)
-  model = ss.load(packed)
+  model = ss.load(packed, kernels='reference')
   assert model.config.weight_dtype == 'int4'
-  assert_weights(model, ss.load(plain), jnp.int4)
+  assert_weights(model, ss.load(plain, kernels='reference'), jnp.int4)
   for layer in model.params['layers']:
     for name in layer.keys() & MATRICES:
       assert (layer[name].offsets is None) == is_symmetric
+
+
+@pytest.mark.parametrize('is_symmetric', [True, False])
+def test_one_cpu_multiplies_them_in_blocks(tmp_path, is_symmetric):
+  """Q4_0, or Q4_1 whose offsets of up to 8 steps are rounded to 11 bits."""
+  packed, plain = cases.write(
+    tmp_path, 'gptq', 'llama', group_size=32, is_symmetric=is_symmetric, **SIZES
+  )
+  model, wide = ss.load(packed), ss.load(plain)
+  matrix, other = (
+    each.params['layers'][0]['down']
+    for each in (model, ss.load(packed, kernels='reference'))
+  )
+  want = dense(other)[0].T
+  assert matrix.kinds == ('Q4_0' if is_symmetric else 'Q4_1',)
+  assert matrix.tensors[0].nbytes < 0.7 * want.size
+  step = 0 if is_symmetric else np.abs(other.scales).max()
+  np.testing.assert_allclose(
+    matrix.dequantized(), want, rtol=0, atol=16 * step / 2**12
+  )
+  want = chain(wide, 8)
+  assert np.abs(chain(model, 8) - want).max() < 0.05 * np.abs(want).max()
 
 
 def test_matrices_may_be_as_they_were(tmp_path):

@@ -92,7 +92,9 @@ def rounded(model, weight_dtype):
 
 
 def model_of(weight_dtype, config=CONFIG, devices=None):
-  config = dataclasses.replace(config, weight_dtype=weight_dtype)
+  config = dataclasses.replace(
+    config, weight_dtype=weight_dtype, kernels='reference'
+  )
   return testing.random_model(config, devices=devices)
 
 
@@ -127,7 +129,8 @@ def test_logits_of_every_family(tmp_path, family):
   weight_dtype = 'int8' if family == 'gpt_oss' else 'int4'
   testing.write_tiny_checkpoint(tmp_path, family)
   plain = rounded(ss.load(tmp_path), weight_dtype)
-  model = ss.load(tmp_path, weight_dtype=weight_dtype)
+  options = {'weight_dtype': weight_dtype, 'kernels': 'reference'}
+  model = ss.load(tmp_path, **options)
   assert model.name == f'{tmp_path} ({weight_dtype})'
   logits = [chain(each, 8) for each in (plain, model)]
   # One of the weights may lie right between two integers of int8.

@@ -39,8 +39,13 @@ DTYPES = {
   'bfloat16': (jnp.bfloat16, None),
   'int8_dynamic': (jnp.float32, 'int8_dynamic'),
   'int8_dynamic16': (jnp.bfloat16, 'int8_dynamic16'),
+  'int8': (jnp.float32, 'int8'),
 }
-OF_FILES = {**DTYPES, 'stored': (jnp.float32, 'stored')}
+OF_FILES = {
+  **DTYPES,
+  'stored': (jnp.float32, 'stored'),
+  'int4': (jnp.bfloat16, 'int4'),
+}
 
 
 def random_tree(rng, places):

@@ -78,7 +78,8 @@ def load(
       output; 'int4' and 'float8' with one for each output and group of up to
       128 inputs; 'mxfp4', only of experts, with a power of two for each output
       and 32 inputs. Embedding, unembedding and norms stay as they are. Mixtures
-      of experts take int8, float8 and mxfp4.
+      of experts take int8, float8 and mxfp4. On one CPU the native kernels
+      round activations to 16 bits for int8, and to 8 bits for int4.
       'int8_dynamic' multiplies int8 by int8, for CPUs: the matrices of the
       layers and the unembedding have a scale for each output, and the
       activations are rounded with a scale for each token. 'int8_dynamic16' is

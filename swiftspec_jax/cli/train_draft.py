@@ -93,8 +93,6 @@ _TRAINING = flag_values.define_fields(
     'tokens_per_batch': 'Tokens of a step.',
     'learning_rate': 'At its peak.',
     'warmup_steps': 'Steps until the peak.',
-    'weight_decay': 'Of all weights but the norms.',
-    'clip_norm': 'Longest gradient.',
     'prompt_weight': 'Of tokens of prompts.',
     'user_weight': "Of the target's words as a user.",
     'num_passes': 'With --reads_features or --recurrent_blocks: length of the '

@@ -19,6 +19,8 @@ OPTIMISERS = ('adamw', 'muon')
 _ADAM_B2 = 0.98
 # Root mean square of updates, near that of AdamW (Moonlight, section 2.2).
 _MUON_RMS = 0.2
+_WEIGHT_DECAY = 0.01  # of all but the norms
+_CLIP_NORM = 1.0  # of the gradient
 _ADAM_SHARE = 1 / 6  # of Muon's learning rate, for what it does not turn
 _PASS_DECAY = 0.8  # weight of a pass against the one before it (EAGLE-3)
 
@@ -35,8 +37,6 @@ class TrainingConfig:
     learning_rate: learning rate at its peak.
     warmup_steps: until the peak; then it falls as a cosine.
     final_learning_rate: share of the peak at the end.
-    weight_decay: decay of all but the norms.
-    clip_norm: largest norm of the gradient.
     prompt_weight: weight of tokens of prompts and documents; answers have 1.
     user_weight: weight of turns that the target wrote as the user.
     num_passes: tokens of the chain that a draft which reads features is
@@ -53,8 +53,6 @@ class TrainingConfig:
   learning_rate: float = 6e-4
   warmup_steps: int = 50
   final_learning_rate: float = 0.05
-  weight_decay: float = 0.01
-  clip_norm: float = 1.0
   prompt_weight: float = 0.1
   user_weight: float = 0.3
   num_passes: int = 3
@@ -67,7 +65,6 @@ class TrainingConfig:
       'num_steps',
       'tokens_per_batch',
       'learning_rate',
-      'clip_norm',
       'num_passes',
     )
     checks = {name: (getattr(self, name) > 0, 'positive') for name in positive}
@@ -99,32 +96,29 @@ def optimiser(config: TrainingConfig) -> optax.GradientTransformation:
     config.final_learning_rate * config.learning_rate,
   )
   update = {'adamw': _adamw, 'muon': _muon}[config.optimiser]
-  return optax.chain(
-    optax.clip_by_global_norm(config.clip_norm),
-    update(schedule, config.weight_decay),
-  )
+  return optax.chain(optax.clip_by_global_norm(_CLIP_NORM), update(schedule))
 
 
 def _is_decayed(params):
   return jax.tree.map(lambda x: x.ndim > 1, params)
 
 
-def _adamw(schedule, weight_decay):
+def _adamw(schedule):
   return optax.adamw(
-    schedule, b2=_ADAM_B2, weight_decay=weight_decay, mask=_is_decayed
+    schedule, b2=_ADAM_B2, weight_decay=_WEIGHT_DECAY, mask=_is_decayed
   )
 
 
-def _muon(schedule, weight_decay):
+def _muon(schedule):
   """Returns Muon for the layers (Jordan et al., 2024), AdamW for the rest."""
   return optax.contrib.muon(
     schedule,
     consistent_rms=_MUON_RMS,
-    weight_decay=weight_decay,
+    weight_decay=_WEIGHT_DECAY,
     weight_decay_mask=_is_decayed,
     adam_b2=_ADAM_B2,
     adam_learning_rate=lambda step: _ADAM_SHARE * schedule(step),
-    adam_weight_decay=weight_decay,
+    adam_weight_decay=_WEIGHT_DECAY,
     muon_weight_dimension_numbers=_muon_axes,
   )
 

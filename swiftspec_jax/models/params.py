@@ -13,7 +13,12 @@ from jax.sharding import Mesh
 
 from swiftspec_jax.config import ModelConfig
 from swiftspec_jax.models import array_parts
-from swiftspec_jax.models.matrices import stored_blocks, transposed
+from swiftspec_jax.models.matrices import (
+  native_matrices,
+  stored_blocks,
+  transposed,
+)
+from swiftspec_jax.models.matrices.quantization import QuantizedMatrix
 from swiftspec_jax.models.matrices.stored_matrix import StoredMatrix
 from swiftspec_jax.models.param_specs import ParamSpec, param_specs
 from swiftspec_jax.runtime import sharding
@@ -41,7 +46,13 @@ def _quantized(array, spec: ParamSpec, mesh: Mesh):
   """Returns the array as the parameter tree has it."""
   if spec.scheme is None:
     return array
-  return spec.scheme.quantize(array, spec.axes, mesh)
+  return _for_devices(spec.scheme.quantize(array, spec.axes, mesh), spec, mesh)
+
+
+def _for_devices(matrix, spec: ParamSpec, mesh: Mesh):
+  """Returns a matrix as devices multiply it fastest."""
+  is_kept = not isinstance(matrix, QuantizedMatrix) or spec.scheme.is_experts
+  return matrix if is_kept else native_matrices.convert(matrix, mesh)
 
 
 def place_params(
@@ -64,7 +75,8 @@ def place_params(
 
   def place(path, spec: ParamSpec, array: Any) -> Any:
     if isinstance(array, StoredMatrix):
-      return spec.scheme.place(array, spec.padded_shape, spec.axes, mesh)
+      placed = spec.scheme.place(array, spec.padded_shape, spec.axes, mesh)
+      return _for_devices(placed, spec, mesh)
     if isinstance(array, stored_blocks.StoredBlocks):
       return array.place(dtype, mesh)
     if isinstance(array, jax.Array) and _is_placed(array, spec, dtype, mesh):

@@ -83,7 +83,7 @@ class Scheme:
       for inputs in ((axes[self.in_axes[0]],), ())
     )
     program = _program(self.in_axes, shardings)
-    values, scales = quantization.run(program, array, shardings)
+    values, scales = quantization.run(program, shardings, array)
     return Int8Matrix(
       values=values,
       scales=scales,

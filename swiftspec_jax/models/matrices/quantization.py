@@ -160,7 +160,7 @@ class Scheme:
       mesh: devices of the matrix.
     """
     shardings = self._shardings(axes, mesh, self.weight_dtype != 'int8')
-    values, scales = run(_program(self, shardings), array, shardings)
+    values, scales = run(_program(self, shardings), shardings, array)
     return self._matrix(array.shape, shardings[0], values, scales)
 
   def place(
@@ -279,15 +279,15 @@ def round_weights(
 
 def run(
   program: Callable[..., Sequence[jax.Array]],
-  array: jax.Array | jax.ShapeDtypeStruct,
   shardings: Sequence[NamedSharding],
+  *arrays: jax.Array | jax.ShapeDtypeStruct,
 ) -> Sequence[jax.Array | jax.ShapeDtypeStruct]:
-  """Returns what a program makes of an array, abstract if the array is."""
-  if not isinstance(array, jax.ShapeDtypeStruct):
-    return program(array)
+  """Returns what a program makes of arrays, abstract if these are."""
+  if not isinstance(arrays[0], jax.ShapeDtypeStruct):
+    return program(*arrays)
   return [
     jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     for x, sharding in zip(
-      jax.eval_shape(program, array), shardings, strict=True
+      jax.eval_shape(program, *arrays), shardings, strict=True
     )
   ]
