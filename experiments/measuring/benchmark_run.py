@@ -105,12 +105,7 @@ class Bench:
     return decoder
 
   def runner(self, decoder: ss.Decoder, forced: float | None = None) -> Runner:
-    """Returns a runner of a decoder.
-
-    Args:
-      decoder: decoder of the mode.
-      forced: acceptance of its tree, if that is forced.
-    """
+    """Returns a runner of a decoder, whose tree may have forced acceptance."""
     known = {} if forced is None else {'prepare': self.references.add_to}
     return Runner(
       decode=make_decode(decoder),
