@@ -12,7 +12,6 @@ import functools
 import json
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 from swiftspec_jax.simulator.planning.forward import Launches
 
@@ -71,26 +70,15 @@ def counted(weight_dtype: str | None, is_fused: bool) -> Programs:
   )
 
 
-@functools.cache
-def _rows() -> list[dict[str, Any]]:
-  return [json.loads(line) for line in _COUNTED.read_text().splitlines()]
-
-
 def _of_program(
   step: str, weight_dtype: str | None, is_fused: bool
 ) -> Launches:
-  """Returns the kernels of a program, from its counts at two depths.
-
-  Args:
-    step: name of a step in `launches.jsonl`.
-    weight_dtype: dtype of the matrices, None for bfloat16.
-    is_fused: whether kernels are fused.
-  """
+  """Returns the kernels of a program, from its counts at two depths."""
   dtype = None if weight_dtype is None else 'int4'
   fewer, more = sorted(
     (
       row
-      for row in _rows()
+      for row in map(json.loads, _COUNTED.read_text().splitlines())
       if (row['step'], row['weight_dtype'], row['kernels'])
       == (step, dtype, is_fused)
     ),

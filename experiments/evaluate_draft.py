@@ -112,16 +112,15 @@ def _measure_steps(
 ) -> evaluation_report.StepTimes:
   """Times the forwards of both models, one row each, in turn."""
   width = tree_flags.config_with_width().width
-  plain = bench.warmed(ss.Decoder(target))
   sizes = (evaluation_report.CHAIN_LENGTH + 1, *evaluation_report.TREE_SIZES)
-  decoders = {
+  decoders = {1: bench.warmed(ss.Decoder(target))}
+  decoders |= {
     size: bench.warmed(ss.Decoder(target, draft, tree=_tree(size)))
     for size in sizes
   }
   target_seconds = collections.defaultdict(list)
   draft_seconds = collections.defaultdict(list)
   for _ in range(_NUM_MEASUREMENTS):
-    target_seconds[1].append(step_times.target_step_seconds(plain))
     for size, decoder in decoders.items():
       seconds = step_times.target_step_seconds(decoder, size)
       target_seconds[size].append(seconds)

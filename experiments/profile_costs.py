@@ -16,7 +16,6 @@ import functools
 import itertools
 import pathlib
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -25,6 +24,7 @@ from absl import flags
 
 import swiftspec_jax as ss
 from experiments.flags import run_flags
+from experiments.kernels.kernel_timing import wall_seconds
 from experiments.load import load_replay
 from experiments.measuring import benchmark_report
 from swiftspec_jax import errors
@@ -121,7 +121,8 @@ def _target_trials(engine: Engine, declared: ProgramSizes) -> Iterator[Trial]:
           kv_tokens=engine.trial(flat, positions).kv_tokens,
           seconds=0.0,
         )
-        yield what, functools.partial(_seconds, engine.trial, flat, positions)
+        run = functools.partial(wall_seconds, engine.trial, flat, positions)
+        yield what, run
 
 
 def _positions(declared: ProgramSizes, flat: StepSizes) -> list[int]:
@@ -155,7 +156,7 @@ def _draft(drafter, rows: int, known: int, length: int) -> float:
   # What a drafter does on the host is overhead.
   if not length or not drafter.has_programs:
     return 0.0
-  return _seconds(drafter.trial, rows, known, length)
+  return wall_seconds(drafter.trial, rows, known, length)
 
 
 def _prefill_trials(engine: Engine, declared: ProgramSizes) -> Iterator[Trial]:
@@ -170,7 +171,7 @@ def _prefill_trials(engine: Engine, declared: ProgramSizes) -> Iterator[Trial]:
       part='intake', num_rows=rows, kv_tokens=rows * known, seconds=0.0
     )
     run = engine.drafter.trial_prefill
-    yield what, functools.partial(_seconds, run, rows, known)
+    yield what, functools.partial(wall_seconds, run, rows, known)
 
 
 def _serve(engine: Engine, declared: ProgramSizes) -> list[StepRecord]:
@@ -271,12 +272,6 @@ def _rest(
       'declare other --rows, --query_tokens or --contexts'
     )
   return float(np.percentile(rests, 25))
-
-
-def _seconds(run: Callable[..., object], *args: object) -> float:
-  start = time.perf_counter()
-  run(*args)
-  return time.perf_counter() - start
 
 
 def _table(costs: MeasuredCosts, measurements: Sequence[Measurement]) -> str:

@@ -25,11 +25,7 @@ _COMPARE = flags.DEFINE_bool(
 
 
 def main(arguments: list[str]) -> None:
-  """Runs the program.
-
-  Args:
-    arguments: Paths of the folders.
-  """
+  """Runs the program on the folders that the arguments name."""
   if not arguments:
     raise errors.UserError('name at least one folder with results')
   if _COMPARE.value and len(arguments) != 2:

@@ -8,15 +8,12 @@ assumptions, and plans for TPUs are rougher than plans for GPUs.
 
 from swiftspec_jax.simulator.planning.forward import Chip
 
-# A hop between neighbours takes about 1 us ("How to scale your model", the
-# chapter on sharding); assumed for each chip of an all-reduce.
-_LINK_LATENCY = 1e-6
-# A step is one program: no driver starts its parts. Assumed, not measured.
-_LAUNCH_SECONDS = 1e-6
-
 _SHARED = {
-  'link_latency': _LINK_LATENCY,
-  'launch_seconds': _LAUNCH_SECONDS,
+  # A hop between neighbours takes about 1 us ("How to scale your model", the
+  # chapter on sharding); assumed for each chip of an all-reduce.
+  'link_latency': 1e-6,
+  # A step is one program: no driver starts its parts. Assumed, not measured.
+  'launch_seconds': 1e-6,
   'sources': {'link_latency': 'assumed', 'launch_seconds': 'assumed'},
 }
 _GIB = 2**30

@@ -8,16 +8,13 @@ import dataclasses
 
 from swiftspec_jax.simulator.planning.forward import Chip
 
-# SwiftSpec, table 3: all-reduces of 128 KiB among four H800 take 12.0 and 15.3
-# us, of which the bytes take 1 us. Taken to be the same on the other GPUs.
-_LINK_LATENCY = (13.65e-6 - 1e-6) / 4
-# Fitted to SwiftSpec, table 1 (H800, CUDA graphs), and to SmartSpec's
-# coefficients (H100): `experiments.plan` prints the fit. Same remark.
-_LAUNCH_SECONDS = 5.81e-6
-
 _SHARED = {
-  'link_latency': _LINK_LATENCY,
-  'launch_seconds': _LAUNCH_SECONDS,
+  # SwiftSpec, table 3: all-reduces of 128 KiB among four H800 take 12.0 and
+  # 15.3 us, of which the bytes take 1 us. Taken to be the same on other GPUs.
+  'link_latency': (13.65e-6 - 1e-6) / 4,
+  # Fitted to SwiftSpec, table 1 (H800, CUDA graphs), and to SmartSpec's
+  # coefficients (H100): `experiments.plan` prints the fit. Same remark.
+  'launch_seconds': 5.81e-6,
   'sources': {
     'link_latency': 'SwiftSpec, table 3',
     'launch_seconds': 'fitted to published step times',

@@ -36,19 +36,10 @@ from swiftspec_jax.cli import output_files, program, provenance
 
 _ROWS = 'rows.jsonl'
 _LAUNCHES = 'launches.jsonl'
-_SUITES = (
-  'kernels',
-  'tiny',
-  'builtin',
-  'large',
-  'targets',
-  'launches',
-)
-
 _SUITE = flags.DEFINE_multi_enum(
   'suite',
   ['kernels'],
-  _SUITES,
+  ['kernels', *models.PAIRS, 'launches'],
   'kernels: each kernel at all its shapes; tiny: the steps of a model of two '
   'layers; builtin: those of the built-in models; large: those of Llama 8B '
   'with 1B and 70B with 3B; targets: those of Llama 4 Scout and Gemma 4 31B, '

@@ -159,11 +159,7 @@ def _facts(compiled: jax.stages.Compiled) -> dict[str, Any]:
 
 
 def largest_collective(program: str) -> int:
-  """Returns the bytes of the largest array of any collective, 0 if none.
-
-  Args:
-    program: text of a compiled program.
-  """
+  """Returns the bytes of the largest array of any collective, 0 if none."""
   arrays = [
     array
     for kind in _COLLECTIVE.findall(program)

@@ -47,13 +47,7 @@ _SAMPLING = {
 def jobs(
   pair: Pair, target: Target, names: Collection[str] | None = None
 ) -> Iterator[Job]:
-  """Yields the steps of a pair at each split that the target has.
-
-  Args:
-    pair: target and draft.
-    target: devices to compile for.
-    names: names of the steps; None for all.
-  """
+  """Yields the steps of these names, or all, at each split of the target."""
   for split in pair.splits:
     if not set(split) <= {0, *target.sizes}:
       continue

@@ -74,7 +74,7 @@ def seconds_of(
     run(i)
   turns = [*range(len(sets))] * repeats
   if jax.default_backend() == 'cpu':
-    return statistics.median(_wall_seconds(run, i) for i in turns)
+    return statistics.median(wall_seconds(run, i) for i in turns)
   if not has_clock():
     return loop_seconds(program, sets, repeats, donated)
   durations = device_seconds(profile(lambda: [run(i) for i in turns]))
@@ -183,11 +183,11 @@ def loop_seconds(
       (jnp.zeros((), jnp.float32), owned),
     )
 
-  def run(_: int) -> None:
+  def run() -> None:
     jax.block_until_ready(program(list(sets)))
 
-  run(0)  # compiles
-  seconds = min(_wall_seconds(run, 0) for _ in range(3))
+  run()  # compiles
+  seconds = min(wall_seconds(run) for _ in range(3))
   return seconds / (num_rounds * len(sets))
 
 
@@ -200,9 +200,10 @@ def _waiting(arrays: Arrays, zero: jax.Array) -> Arrays:
   return treedef.unflatten(leaves)
 
 
-def _wall_seconds(run, i):
+def wall_seconds(run: Callable[..., Any], *args: Any) -> float:
+  """Returns the seconds of a call on the clock of the host."""
   start = time.perf_counter()
-  run(i)
+  run(*args)
   return time.perf_counter() - start
 
 

@@ -147,8 +147,7 @@ def measured_acceptance(
     The probability f64[K] that a draft token is accepted if those before it
     are, and that there is a draft at all; of the policy that verified most.
   """
-  longest = max(row['mean_num_speculative_tokens'] for row in rows)
-  row = next(r for r in rows if r['mean_num_speculative_tokens'] == longest)
+  row = max(rows, key=lambda row: row['mean_num_speculative_tokens'])
   rates = [rate or 0.0 for rate in row['acceptance_rate_per_position']]
   before = [1.0, *rates[:-1]]
   acceptance = [r / b if b else 0.0 for r, b in zip(rates, before, strict=True)]

@@ -145,13 +145,7 @@ class SimulatedLoad:
     arrivals: Arrivals,
     acceptance: simulator.Acceptance,
   ) -> tuple[LoadRecorder, dict[str, Any]]:
-    """Serves the arrivals; returns what happened and further columns.
-
-    Args:
-      name: name of a policy.
-      arrivals: requests and their times.
-      acceptance: luck of the requests' drafts.
-    """
+    """Serves the arrivals; returns what happened and further columns."""
     policy = self.policy(name)
     start = time.perf_counter()
     simulation = simulator.simulate(

@@ -24,14 +24,14 @@ class Runner:
 
   Attributes:
     decode: decodes one request from start to end.
-    host_seconds: function that returns the seconds of the host loop so far, if
-      it is ours.
+    host_seconds: function that returns the seconds of the host loop so far, or
+      None if it is not ours.
     prepare: function that changes a request before the clock runs.
     forced_acceptance: acceptance that the draft is told to reach.
   """
 
   decode: Decode
-  host_seconds: Callable[[], float] | None = None
+  host_seconds: Callable[[], float | None] = lambda: None
   prepare: Callable[[ss.Request], ss.Request] = lambda request: request
   forced_acceptance: float | None = None
 
@@ -105,12 +105,7 @@ class Bench:
     return decoder
 
   def runner(self, decoder: ss.Decoder, forced: float | None = None) -> Runner:
-    """Returns a runner of a decoder.
-
-    Args:
-      decoder: decoder of the mode.
-      forced: acceptance of its tree, if that is forced.
-    """
+    """Returns a runner of a decoder, whose tree may have forced acceptance."""
     known = {} if forced is None else {'prepare': self.references.add_to}
     return Runner(
       decode=make_decode(decoder),
@@ -217,12 +212,9 @@ def _measure(
 ) -> benchmark_output.Record:
   request = ss.Request(token_ids=job.token_ids, sampling=sampling)
   request = runner.prepare(request)
-  host_seconds = None
-  if runner.host_seconds is not None:
-    host_seconds = -runner.host_seconds()
+  before = runner.host_seconds()
   result = runner.decode(request)
-  if runner.host_seconds is not None:
-    host_seconds += runner.host_seconds()
+  host_seconds = None if before is None else runner.host_seconds() - before
   return benchmark_output.make_record(
     job.prompt,
     job.mode,

@@ -31,17 +31,7 @@ def load(
   draft_name: str | None,
   num_speculative_tokens: int,
 ) -> Decode:
-  """Returns a runner for one of `PEERS`.
-
-  Args:
-    name: name of the peer.
-    target: model with float32 weights.
-    draft_name: name of the draft model, for the peer that takes one.
-    num_speculative_tokens: number of tokens that prompt lookup drafts.
-
-  Raises:
-    UserError: `target` is not float32, or transformers cannot read a model.
-  """
+  """Does what `peers.load` does, for one of `PEERS`."""
   if target.dtype.name != 'float32':
     raise errors.UserError(
       '--peers=hf compares in float32, but the dtype is '

@@ -57,16 +57,7 @@ def bits_per_weight(path: pathlib.Path) -> float:
 
 
 def load(name: str, target: ss.Model, draft_name: str | None) -> Decode:
-  """Returns a runner for one of `PEERS`.
-
-  Args:
-    name: name of the peer.
-    target: target with a GGUF file.
-    draft_name: name of the draft model, for the peer that takes one.
-
-  Raises:
-    UserError: a model has no GGUF file, or llama.cpp cannot read it.
-  """
+  """Does what `peers.load` does, for one of `PEERS`."""
   import xllamacpp
 
   path = file_of(target.name)

@@ -50,7 +50,8 @@ def load(
 
   Args:
     name: one of `PEERS`.
-    target: model with float32 weights, for transformers.
+    target: model with float32 weights, for transformers; with a GGUF file, for
+      llama.cpp.
     draft_name: name of the draft model, for peers that take one.
     num_speculative_tokens: number of tokens that prompt lookup drafts in
       transformers; llama.cpp takes its own default.

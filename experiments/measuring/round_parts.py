@@ -130,12 +130,7 @@ def _size(shape: str) -> int:
 
 
 def parts(program: Program, weights: Weights) -> dict[str, str]:
-  """Returns the part of a round that each operation belongs to.
-
-  Args:
-    program: program of the target or of the draft.
-    weights: weights of its model.
-  """
+  """Returns the part of a round that each operation belongs to."""
   scopes = _scopes(program)
   return {
     name: _part(scopes[name], _factors(program, name), weights)
@@ -187,11 +182,7 @@ Event = tuple[float, float, str, str]
 
 
 def self_times(events: Iterable[Event]) -> collections.Counter:
-  """Returns the ns of each (program, operation), without those inside it.
-
-  Args:
-    events: events of one thread.
-  """
+  """Returns a thread's ns by (program, operation), without those inside it."""
   times = collections.Counter()
   stack = []  # of ends and keys
   for start, duration, *key in sorted(events, key=lambda x: (x[0], -x[1])):

@@ -107,16 +107,7 @@ def needs(
 def _least_change(
   deployment, recordings, goal, dtypes, name, most
 ) -> float | None:
-  """Returns the factor nearest to 1 that reaches the goal, None if none does.
-
-  Args:
-    deployment: models and chips, with a goal.
-    recordings: rounds.
-    goal: one of `GOALS`.
-    dtypes: dtypes of the matrices of target and draft.
-    name: name of a number of the chip.
-    most: factor to stop at.
-  """
+  """Returns the factor nearest to 1 that reaches the goal; None without one."""
 
   def reaches(factor: float) -> bool:
     changed = _changed(deployment, {name: factor})

@@ -98,12 +98,7 @@ def _shown(row: Row) -> Row:
 
 
 def draw(rows: Sequence[Row], goal: float | None) -> bytes:
-  """Returns a PNG of speeds with intervals, and of what rounds are spent on.
-
-  Args:
-    rows: lines of rows.jsonl.
-    goal: tokens per second to reach.
-  """
+  """Returns a PNG of rows.jsonl: speeds with intervals, and parts of rounds."""
   figure, (speeds, rounds) = plots.make_figure(
     13, 1.6 + 0.3 * len(rows), 2, sharey=True
   )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from configs import launches
 from configs.deployment import Deployment, Draft
@@ -250,15 +250,11 @@ def best(found: Sequence[Plan], goal: str = 'throughput') -> Plan:
   return max(found, key=lambda plan: getattr(plan, GOALS[goal]))
 
 
-def best_of(found: Sequence[Plan], goal: str, key) -> list[Plan]:
-  """Returns the best plan of each group of choices.
-
-  Args:
-    found: plans.
-    goal: one of `GOALS`.
-    key: function that returns the group of a choice.
-  """
-  groups: dict[tuple, list[Plan]] = {}
+def best_of(
+  found: Sequence[Plan], goal: str, key: Callable[[Choice], Hashable]
+) -> list[Plan]:
+  """Returns the best plan for a goal in each group; `key` groups choices."""
+  groups: dict[Hashable, list[Plan]] = {}
   for plan in found:
     groups.setdefault(key(plan.choice), []).append(plan)
   return [best(own, goal) for own in groups.values()]

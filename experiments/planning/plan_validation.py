@@ -132,21 +132,16 @@ def fit(fitted: Sequence[Point]) -> dict[str, Any]:
 
   def constants(values) -> dict[str, Any]:
     launch, wide, quantized = values
-    return {
-      'launch_seconds': launch / _MICRO,
-      'efficiency': Efficiency(wide=wide, quantized=quantized),
-    }
+    efficiency = Efficiency(wide=wide, quantized=quantized)
+    return {'launch_seconds': launch / _MICRO, 'efficiency': efficiency}
 
   def errors(values):
     own = constants(values)
     return [np.log(p.predict(own) / p.seconds) for p in fitted]
 
   chip = fitted[0].chip
-  start = (
-    chip.launch_seconds * _MICRO,
-    chip.efficiency.wide,
-    chip.efficiency.quantized,
-  )
+  shares = dataclasses.astuple(chip.efficiency)
+  start = (chip.launch_seconds * _MICRO, *shares)
   bounds = (_LEAST, np.inf)
   return constants(optimize.least_squares(errors, start, bounds=bounds).x)
 

@@ -92,13 +92,7 @@ def is_default(name: str) -> bool:
 def make_decoder(
   name: str, target: ss.Model, draft: ss.Model | None
 ) -> ss.Decoder:
-  """Returns what decodes prompts as a system does.
-
-  Args:
-    name: name of a system that decodes.
-    target: model that defines the output.
-    draft: model of its mode, if it has one.
-  """
+  """Returns what decodes prompts as a system does, with its mode's draft."""
   system = SYSTEMS[name]
   if system.engine_draft is not None:
     options = {'draft': system.engine_draft(), 'policy': system.engine_policy}
