@@ -80,7 +80,9 @@ def test_kernels_are_those_that_were_counted(weight_dtype, kernels):
 
 @pytest.mark.parametrize('weight_dtype', [None, 'int8', 'int4', 'float8'])
 def test_bytes_are_those_of_the_model(weight_dtype):
-  config = dataclasses.replace(TINY, weight_dtype=weight_dtype)
+  config = dataclasses.replace(
+    TINY, weight_dtype=weight_dtype, kernels='reference'
+  )
   held = testing.random_model(config, dtype=jnp.bfloat16).num_bytes
   # int8 has a scale for each output, which is left out.
   outputs = 2 * 4 * (8 * 32 + 128 + 2 * 256 + 128)
