@@ -91,18 +91,14 @@ def _to_blocks(values, scales, offsets=None):
 
   def heads(array):  # u8[P, N, B, 2]
     array = jnp.repeat(array, num_blocks // array.shape[1], axis=1)
-    halves = jnp.swapaxes(array, 1, 2).astype(jnp.float16)
-    return jax.lax.bitcast_convert_type(halves, jnp.uint8)
+    array = jnp.swapaxes(array, 1, 2).astype(jnp.float16)
+    return jax.lax.bitcast_convert_type(array, jnp.uint8)
 
   integers = (values.astype(jnp.int8) + middle).astype(jnp.uint8)
-  low, high = jnp.moveaxis(
-    jnp.swapaxes(integers, 1, 2).reshape(
-      len(values), -1, num_blocks, 2, _BLOCK_SIZE // 2
-    ),
-    3,
-    0,
+  halves = jnp.swapaxes(integers, 1, 2).reshape(
+    len(values), -1, num_blocks, 2, _BLOCK_SIZE // 2
   )
-  parts = [heads(scales), low | high << 4]
+  parts = [heads(scales), halves[..., 0, :] | halves[..., 1, :] << 4]
   if offsets is not None:
     parts.insert(1, heads(offsets - middle * scales))
   return [jnp.concatenate(parts, axis=-1).ravel()]
