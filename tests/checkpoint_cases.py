@@ -4,8 +4,10 @@ import json
 
 import jax
 import numpy as np
+import pytest
 from safetensors import numpy as safetensors_numpy
 
+import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax.models.matrices import transposed
 
@@ -51,6 +53,13 @@ def save(directory, config, weights):
 def change_config(directory, **changes):
   path = directory / 'config.json'
   path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def check_refused(directory, message, changes=(), **options):
+  """A checkpoint with these entries of config.json is not loaded."""
+  change_config(directory, **dict(changes))
+  with pytest.raises(ss.UserError, match=message):
+    ss.load(directory, **options)
 
 
 def write_pair(directory, family, quantize, options, changes=None, **config):
