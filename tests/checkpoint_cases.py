@@ -55,6 +55,22 @@ def change_config(directory, **changes):
   path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def add_tower(directory, rename, tower, **changes):
+  """Makes a model the decoder of one that reads pictures, too.
+
+  Args:
+    directory: checkpoint of the model.
+    rename: function of a tensor's name that returns the new one.
+    tower: name of a tensor that no decoder has.
+    **changes: entries of the new config.json.
+  """
+  values = json.loads((directory / 'config.json').read_text())
+  tensors = safetensors_numpy.load_file(directory / 'model.safetensors')
+  tensors = {rename(name): array for name, array in tensors.items()}
+  tensors[tower] = np.zeros(4, np.float32)
+  save(directory, {'text_config': values, **changes}, tensors)
+
+
 def check_refused(directory, message, changes=(), **options):
   """A checkpoint with these entries of config.json is not loaded."""
   change_config(directory, **dict(changes))

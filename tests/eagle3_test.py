@@ -184,11 +184,6 @@ def small_pair(directory, target_devices=(0, 1), draft_devices=(0, 1)):
   return weights, target, ss.load(directory, draft_of=target, devices=devices)
 
 
-@pytest.fixture(scope='module')
-def directory(tmp_path_factory):
-  return tmp_path_factory.mktemp('head')
-
-
 @pytest.mark.parametrize('mode', DEVICES)
 def test_trees_write_what_plain_decoding_writes(directory, mode):
   """Greedy and sampled; the head knows 100 of 262 tokens."""

@@ -3,15 +3,12 @@
 `models_test.py` has what all families are tested for.
 """
 
-import json
-
 import jax
 import models_test
 import numpy as np
 import packed_int4_cases
 import pytest
-from checkpoint_cases import check_refused
-from safetensors import numpy as safetensors_numpy
+from checkpoint_cases import add_tower, check_refused
 
 import swiftspec_jax as ss
 from swiftspec_jax import testing
@@ -20,20 +17,14 @@ from swiftspec_jax import testing
 def write_with_tower(directory, **changes):
   """Writes what Llama4ForConditionalGeneration is published as."""
   testing.write_tiny_checkpoint(directory, 'llama4')
-  path, weights = directory / 'config.json', directory / 'model.safetensors'
-  values = {
-    'model_type': 'llama4',
-    'text_config': json.loads(path.read_text()),
-    'vision_config': {'model_type': 'llama4_vision_model'},
+  add_tower(
+    directory,
+    'language_model.{}'.format,
+    'vision_model.class_embedding',
+    model_type='llama4',
+    vision_config={'model_type': 'llama4_vision_model'},
     **changes,
-  }
-  path.write_text(json.dumps(values))
-  tensors = {
-    f'language_model.{name}': array
-    for name, array in safetensors_numpy.load_file(weights).items()
-  }
-  tensors['vision_model.class_embedding'] = np.zeros(4, np.float32)
-  safetensors_numpy.save_file(tensors, weights)
+  )
 
 
 def test_the_decoder_beside_a_vision_tower(tmp_path):

@@ -111,11 +111,6 @@ def oracle(weights, text, features, length):
 
 
 @pytest.fixture(scope='module')
-def directory(tmp_path_factory):
-  return tmp_path_factory.mktemp('mimo')
-
-
-@pytest.fixture(scope='module')
 def weights(directory):
   return write(directory, tie_word_embeddings=False)
 
