@@ -86,8 +86,7 @@ planes { name: "/host:CPU" }
 
 
 def test_times_are_those_of_the_device():
-  profile = ProfileData.from_text_proto(PROFILE)
-  found = kernel_timing.device_seconds(profile)
+  found = kernel_timing.device_seconds(ProfileData.from_text_proto(PROFILE))
   np.testing.assert_allclose(found, [2e-6, 3e-6])
 
 

@@ -106,8 +106,7 @@ def test_rates_of_trees():
   assert summary['async']['miss_rate'] == 0.2
   assert summary['async']['host_seconds_per_round'] == 0.001
   assert summary['chain']['hit_rate'] is None
-  table = benchmark_report.table(summary)
-  assert '0.70/0.10/0.20' in table
+  assert '0.70/0.10/0.20' in benchmark_report.table(summary)
   assert benchmark_report.forced_label(summary) == ''
   forced = [dataclasses.replace(r, forced_acceptance=0.7) for r in records[:2]]
   summary = summarize(forced, 'async')

@@ -4,8 +4,10 @@ import json
 
 import jax
 import numpy as np
+import pytest
 from safetensors import numpy as safetensors_numpy
 
+import swiftspec_jax as ss
 from swiftspec_jax import testing
 from swiftspec_jax.models.matrices import transposed
 
@@ -51,6 +53,29 @@ def save(directory, config, weights):
 def change_config(directory, **changes):
   path = directory / 'config.json'
   path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def add_tower(directory, rename, tower, **changes):
+  """Makes a model the decoder of one that reads pictures, too.
+
+  Args:
+    directory: checkpoint of the model.
+    rename: function of a tensor's name that returns the new one.
+    tower: name of a tensor that no decoder has.
+    **changes: entries of the new config.json.
+  """
+  values = json.loads((directory / 'config.json').read_text())
+  tensors = safetensors_numpy.load_file(directory / 'model.safetensors')
+  tensors = {rename(name): array for name, array in tensors.items()}
+  tensors[tower] = np.zeros(4, np.float32)
+  save(directory, {'text_config': values, **changes}, tensors)
+
+
+def check_refused(directory, message, changes=(), **options):
+  """A checkpoint with these entries of config.json is not loaded."""
+  change_config(directory, **dict(changes))
+  with pytest.raises(ss.UserError, match=message):
+    ss.load(directory, **options)
 
 
 def write_pair(directory, family, quantize, options, changes=None, **config):

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_cases import assert_weights, change_config, write_pair
+from checkpoint_cases import assert_weights, check_refused, write_pair
 from models_test import chain, tree
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors
 
 SIZES = {'num_hidden_layers': 1, 'hidden_size': 64, 'intermediate_size': 96}
 
@@ -97,23 +96,15 @@ def test_weights_are_those_of_the_format(tmp_path, case):
 )
 def test_what_is_not_understood_is_named(tmp_path, weights, message):
   stored, _ = write(tmp_path, 'channel')
-  change_config(stored, quantization_config=options_of(**weights))
-  with pytest.raises(errors.UserError, match=message):
-    ss.load(stored)
+  options = options_of(**weights)
+  check_refused(stored, message, {'quantization_config': options})
 
 
 def test_scales_that_do_not_fit_are_named(tmp_path):
   name = 'model.layers.0.mlp.up_proj.weight_scale'
   stored, _ = write(tmp_path, 'channel', **{name: np.ones((96, 7))})
-  with pytest.raises(
-    errors.UserError, match=r'up_proj.weight_scale has sha.*7'
-  ):
-    ss.load(stored)
+  check_refused(stored, r'up_proj.weight_scale has sha.*7')
   table = np.ones((272, 64), np.int8)
   stored, _ = write(tmp_path, 'channel', **{'model.embed_tokens.weight': table})
-  with pytest.raises(errors.UserError, match='weight is int8, which is'):
-    ss.load(stored)
-  with pytest.raises(
-    errors.UserError, match='stored as int8 and cannot become'
-  ):
-    ss.load(stored, weight_dtype='wide')
+  check_refused(stored, 'weight is int8, which is')
+  check_refused(stored, 'stored as int8 and cannot become', weight_dtype='wide')

@@ -133,6 +133,12 @@ def no_programs():
 
 
 @pytest.fixture(scope='module')
+def directory(tmp_path_factory):
+  """For what all tests of a module read."""
+  return tmp_path_factory.mktemp('directory')
+
+
+@pytest.fixture(scope='module')
 def model(request, tmp_path_factory):
   """The directory of a small model, for programs to load.
 

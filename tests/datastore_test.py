@@ -154,8 +154,7 @@ def test_files_are_the_store(tmp_path):
   assert opened.tokens.dtype == np.uint16
   for name in ('tokens', 'suffixes'):
     np.testing.assert_array_equal(getattr(opened, name), getattr(STORE, name))
-  tree = make_drafter(store=opened).tree(OWN, 9)
-  assert paths(tree) == list(GOLDEN)
+  assert paths(make_drafter(store=opened).tree(OWN, 9)) == list(GOLDEN)
   opened.check('target', TOKENIZER)
 
 
@@ -201,8 +200,7 @@ def test_programs(model, tmp_path):
   )
   assert '2 texts' in output
   assert json.loads((store / 'store.json').read_text())['vocabulary']['size']
-  opened = TokenStore.open(store)
-  assert (opened.tokens == 0).sum() == 2
+  assert (TokenStore.open(store).tokens == 0).sum() == 2
   (expected,) = ss.generate(ss.load(model), 'The sea is', max_new_tokens=24)
   output = programs.output_of(
     'generate',

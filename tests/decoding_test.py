@@ -156,8 +156,7 @@ def test_stops_cut_the_output_exactly(draft, run_ahead):
   decoder = ss.Decoder(model, draft, run_ahead=run_ahead)
 
   def one(prompt, **sampling):
-    request = request_of(letters(prompt), **sampling)
-    result = run(decoder, [request])[0]
+    result = run(decoder, [request_of(letters(prompt), **sampling)])[0]
     assert result.stats.new_tokens == len(result.token_ids)
     tokens = ''.join('abcdefgh'[t] for t in result.token_ids)
     return result.text, tokens, result.finish_reason
@@ -243,8 +242,7 @@ def test_no_compilation_after_warmup():
     decoder.warmup(300)
     with profiling.count_compilations() as counter:
       for length in (1, 2, 33, 70, 129, 200, 255, 270):
-        request = request_of((7,) * length, max_new_tokens=30)
-        run(decoder, [request])
+        run(decoder, [request_of((7,) * length, max_new_tokens=30)])
     assert counter.count == 0
 
 
@@ -263,8 +261,7 @@ def test_hot_loop_reads_nothing_implicitly():
 )
 def test_rows_that_ended_stand_still_on_the_device(draft, num_devices):
   """The first one ends by a stop string, the other one goes on."""
-  devices = jax.devices()[:num_devices]
-  model = text_model('abcdefgh', devices=devices)
+  model = text_model('abcdefgh', devices=jax.devices()[:num_devices])
   requests = [
     request_of((0,), stop=stop, max_new_tokens=50) for stop in (('d',), ())
   ]

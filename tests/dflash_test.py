@@ -67,11 +67,6 @@ def pair(directory, kind='z-lab'):
   return target, weights, load(directory / kind, target, weights, **options)
 
 
-@pytest.fixture(scope='module')
-def directory(tmp_path_factory):
-  return tmp_path_factory.mktemp('drafts')
-
-
 def oracle_of(target, weights, text, **options):
   table = np.asarray(target.params['embedding'])
   features = features_of(target, text[:-1], LAYERS)

@@ -126,8 +126,7 @@ def test_nodes_are_those_of_the_oracle(width, branching, min_leaf_mass):
 
 def test_stats_count_levels():
   engine = table_engine(FixedLength(8), draft_table=TABLE, width=8, branching=2)
-  handle = engine.submit(request_of((1,), max_new_tokens=40))
-  stats = handle.result().stats
+  stats = engine.submit(request_of((1,), max_new_tokens=40)).result().stats
   # Three forwards make trees of three levels.
   drafted = stats.drafted_per_position
   assert drafted[0] >= drafted[1] >= drafted[2] > 0 == sum(drafted[3:])
@@ -139,8 +138,7 @@ def test_stats_count_levels():
 def test_goodput_takes_the_nodes_that_pay(seconds_per_token):
   """A step of 10 ms: if tokens cost nothing, all nodes are verified."""
   costs = linear_costs(fixed=0.01, query_tokens=seconds_per_token)
-  policy = Goodput(costs, TreeEstimator())
-  engine = table_engine(policy, width=8, branching=2)
+  engine = table_engine(Goodput(costs, TreeEstimator()), width=8, branching=2)
   requests = [request_of((i,), max_new_tokens=40, seed=i) for i in range(4)]
   handles = [engine.submit(request) for request in requests]
   lengths = []

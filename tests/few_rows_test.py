@@ -153,19 +153,13 @@ def test_devices_that_share_a_pool_do_not_wait_for_each_other():
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
   """A library that is not there yet, as a new process sees it."""
-  name = 'few_rows'
-  known = library._path(name) if library._problem(name) is None else None
   monkeypatch.setenv('SWIFTSPEC_CACHE', str(tmp_path))
-  caches = library.digest, library._problem
-  for cache in caches:
-    cache.cache_clear()
-  yield known
-  monkeypatch.undo()
-  for cache in caches:
-    cache.cache_clear()
-  library._problem(name)  # XLA takes it from one file alone
+  for name in ('digest', '_problem'):
+    uncached = getattr(library, name).__wrapped__
+    monkeypatch.setattr(library, name, functools.cache(uncached))
 
 
+@pytest.mark.usefixtures('fresh')
 @pytest.mark.parametrize(
   ('compiler', 'seconds', 'reason'),
   [
@@ -175,7 +169,7 @@ def fresh(tmp_path, monkeypatch):
   ],
 )
 def test_without_a_compiler_xla_takes_over(
-  compiler, seconds, reason, fresh, monkeypatch, model, tmp_path
+  compiler, seconds, reason, monkeypatch, model, tmp_path
 ):
   monkeypatch.setenv('CXX', compiler)
   monkeypatch.setattr(library, '_SECONDS', seconds)
@@ -201,17 +195,18 @@ def test_several_devices_cannot_insist(model):
     ss.load(model, kernels='native', devices=jax.devices()[:2])
 
 
-def test_it_is_compiled_once_by_all_that_want_it(fresh, monkeypatch, tmp_path):
-  """A compiler that notes its calls and gives the library that was there."""
+@pytest.mark.usefixtures('fresh')
+def test_it_is_compiled_once_by_all_that_want_it(monkeypatch, tmp_path):
+  """A compiler that notes its calls and gives itself for the library."""
   compiler = tmp_path / 'compiler'
   compiler.write_text(
     '#!/bin/sh\necho called >> $(dirname $0)/calls\nsleep 0.2\n'
     'while [ "$1" != -o ]; do shift; done\n'
-    f'cp {fresh} $2\n'
+    'cp $0 $2\n'
   )
   compiler.chmod(0o755)
   monkeypatch.setenv('CXX', str(compiler))
   with concurrent.futures.ThreadPoolExecutor(3) as threads:
     list(threads.map(library._compile, ['few_rows'] * 3))
   assert (tmp_path / 'calls').read_text() == 'called\n'
-  assert library._path('few_rows').read_bytes() == fresh.read_bytes()
+  assert library._path('few_rows').read_bytes() == compiler.read_bytes()

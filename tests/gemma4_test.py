@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import json
 
 import jax
 import model_cases
@@ -12,10 +11,9 @@ import models_test
 import numpy as np
 import pytest
 import transformers
-from checkpoint_cases import change_config
+from checkpoint_cases import add_tower, check_refused
 from decoding_cases import assert_same, requests_of, run
 from engine_cases import make_engine, results_of
-from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
 from swiftspec_jax import errors, testing
@@ -116,15 +114,12 @@ def test_pages_hold_heads_of_two_sizes(tmp_path):
 
 def test_the_decoder_beside_towers(tmp_path):
   text = models_test.load_case(SHARED, tmp_path)
-  path, weights = tmp_path / 'config.json', tmp_path / 'model.safetensors'
-  values = {'model_type': 'gemma4', 'text_config': json.loads(path.read_text())}
-  path.write_text(json.dumps(values))
-  tensors = {
-    name.replace('model.', 'model.language_model.'): array
-    for name, array in safetensors_numpy.load_file(weights).items()
-  }
-  tensors['model.vision_tower.x'] = np.zeros(4, np.float32)
-  safetensors_numpy.save_file(tensors, weights)
+  add_tower(
+    tmp_path,
+    lambda name: name.replace('model.', 'model.language_model.'),
+    'model.vision_tower.x',
+    model_type='gemma4',
+  )
   both = ss.load(tmp_path)
   # The end of a text is that of the outer configuration.
   eos = text.config.eos_token_ids
@@ -159,9 +154,7 @@ def test_the_decoder_beside_towers(tmp_path):
 )
 def test_what_does_not_fit_is_named(tmp_path, changes, message):
   testing.write_tiny_checkpoint(tmp_path, 'gemma4_text')
-  change_config(tmp_path, **changes)
-  with pytest.raises(errors.UserError, match=message):
-    ss.load(tmp_path)
+  check_refused(tmp_path, message, changes)
 
 
 def test_layers_with_inputs_are_no_draft(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import transformers
 from checkpoint_test import assert_same_params
+from rope_scaling_test import LLAMA3
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
@@ -20,13 +21,7 @@ GGUF_CASES = {
   'llama': {},
   'llama3': {
     'rope_theta': 500_000.0,
-    'rope_scaling': {
-      'rope_type': 'llama3',
-      'factor': 8.0,
-      'low_freq_factor': 1.0,
-      'high_freq_factor': 4.0,
-      'original_max_position_embeddings': 8192,
-    },
+    'rope_scaling': LLAMA3,
   },
   'qwen2': {},
   'qwen3': {},

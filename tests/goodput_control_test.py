@@ -157,8 +157,7 @@ def test_a_probe_that_finds_nothing_stays_due(monkeypatch):
 
 def switches():
   """How often the length changes at a boundary between two lengths."""
-  buckets = cases.unpadded(2)
-  played = cases.play(Goodput(COSTS), buckets, 0.7, range(1200))
+  played = cases.play(Goodput(COSTS), cases.unpadded(2), 0.7, range(1200))
   longest = [plan.lengths.max() for plan, _ in played]
   return np.count_nonzero(np.diff(longest[200:]))
 

@@ -24,8 +24,7 @@ BATCHES = (1, 4, 16, 64, 128, 256, 512)
 
 
 def plan(costs, acceptance, view, coverage=1.0):
-  policy = Goodput(costs, cases.Oracle(acceptance, coverage))
-  return policy.plan_draft(view)
+  return Goodput(costs, cases.Oracle(acceptance, coverage)).plan_draft(view)
 
 
 def chosen_length(costs, acceptance, num_rows, kv_length):
@@ -78,8 +77,7 @@ def test_curve():
   golden = [2305.9, 3160.0, 3739.8, 4000.2, 4073.1, 4037.5, 3941.4, 3813.5]
   found = cases.curve(cases.EAGLE_8B, 0.7, 16, 512)
   np.testing.assert_allclose(found, golden, atol=0.05)
-  view = cases.make_view(16, cases.unpadded(16))
-  found = plan(cases.EAGLE_8B, 0.7, view)
+  found = plan(cases.EAGLE_8B, 0.7, cases.make_view(16, cases.unpadded(16)))
   assert found.lengths.tolist() == [4] * 16
   goodput = found.expected_tokens / found.expected_seconds
   assert goodput == pytest.approx(4073.1, abs=0.05)
@@ -209,8 +207,7 @@ def test_padding_is_used():
     draft_steps=(0, 1, 1, 1, 1, 1, 1, 1),
   )
   costs = cases.linear_costs(query_tokens=0.0005)
-  view = cases.make_view(2, buckets)
-  found = plan(costs, 0.6, view)
+  found = plan(costs, 0.6, cases.make_view(2, buckets))
   # More tokens are not worth the step of 32.
   assert found.lengths.tolist() == [4, 4]
   assert found.expected_seconds == pytest.approx(0.01 + 0.0005 * 10)

@@ -33,8 +33,7 @@ NUM_INPUTS = 40
 
 
 def draw(seed, *shape):
-  array = np.random.default_rng(seed).normal(size=shape)
-  return array.astype(np.float32)
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def rounded(rows, num_terms):

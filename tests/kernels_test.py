@@ -89,8 +89,7 @@ def test_a_layer_of_few_launches_gives_the_same(monkeypatch):
   found = []
   for kernels in ('pallas_gpu', 'reference'):
     config = dataclasses.replace(CONFIG, weight_dtype='int4', kernels=kernels)
-    model = testing.random_model(config)
-    found.append(hidden_states(model, config))
+    found.append(hidden_states(testing.random_model(config), config))
   np.testing.assert_allclose(*found, atol=1e-5)
   chosen = {
     choice.kernel

@@ -126,8 +126,7 @@ def test_any_path(name, offsets):
 
 
 def test_windows_that_do_not_fit_at_once():
-  case = Case(num_caches=5)
-  arrays = arguments(case)
+  arrays = arguments(Case(num_caches=5))
   config = pallas_tpu.Config(window_bytes=40_000)
   move = functools.partial(
     pallas_tpu.kv_commit, num_rows=8, config=config, interpret=interpret_tpu()

@@ -315,8 +315,7 @@ def test_no_weights_travel_between_devices(experts):
     vocab_size=512,
     experts=experts,
   )
-  model = testing.random_model(config, devices=jax.devices()[:4])
-  text = step_text(model)
+  text = step_text(testing.random_model(config, devices=jax.devices()[:4]))
   # After the attention and after the feed-forward layer of each layer.
   assert len(re.findall(r' all-reduce(?:-start)?\(', text)) >= 4
   gathered = re.findall(r'= (\S+) all-gather(?:-start)?\(', text)

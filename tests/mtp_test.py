@@ -17,7 +17,7 @@ from engine_feature_test import check_drafts
 from safetensors import numpy as safetensors_numpy
 
 import swiftspec_jax as ss
-from swiftspec_jax import errors, testing
+from swiftspec_jax import testing
 
 WIDTH, FFW, HEAD_DIM, NUM_LAYERS, LENGTH = 32, 48, 8, 2, 4
 START = 'model.mtp_layers.0.'
@@ -111,11 +111,6 @@ def oracle(weights, text, features, length):
 
 
 @pytest.fixture(scope='module')
-def directory(tmp_path_factory):
-  return tmp_path_factory.mktemp('mimo')
-
-
-@pytest.fixture(scope='module')
 def weights(directory):
   return write(directory, tie_word_embeddings=False)
 
@@ -197,9 +192,7 @@ def test_tied_tables_are_the_targets(tmp_path):
 def test_what_is_not_understood_is_named(tmp_path, pair_of, changes, message):
   target, _ = pair_of()
   write(tmp_path)
-  checkpoint_cases.change_config(tmp_path, **changes)
-  with pytest.raises(errors.UserError, match=message):
-    ss.load(tmp_path, draft_of=target)
+  checkpoint_cases.check_refused(tmp_path, message, changes, draft_of=target)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +211,7 @@ def test_weights_that_do_not_fit_are_named(
   if array is None:
     del tensors[START + name]
   safetensors_numpy.save_file(tensors, tmp_path / 'model.safetensors')
-  with pytest.raises(errors.UserError, match=message):
-    ss.load(tmp_path, draft_of=target)
+  checkpoint_cases.check_refused(tmp_path, message, draft_of=target)
 
 
 @pytest.mark.peers

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoint_cases import change_config, write_pair
+from checkpoint_cases import check_refused, write_pair
 from experts_test import GPT_OSS
 from models_test import assert_same_as_peer, assert_same_logits
 
 import swiftspec_jax as ss
 from kernels_pallas.quantized_matmul import float4, reference
-from swiftspec_jax import errors, testing
+from swiftspec_jax import testing
 from swiftspec_jax.checkpoint.quantized import mxfp4
 from swiftspec_jax.simulator.planning import forward as forward_lib
 
@@ -127,17 +127,14 @@ def test_a_model_becomes_mxfp4():
 )
 def test_what_is_not_understood_is_named(tmp_path, changes, message):
   stored, _ = write(tmp_path)
-  change_config(stored, **changes)
-  with pytest.raises(errors.UserError, match=message):
-    ss.load(stored)
+  check_refused(stored, message, changes)
 
 
 def test_scales_that_do_not_fit_are_named(tmp_path):
   name = 'model.layers.1.mlp.experts.down_proj_scales'
   stored, _ = write(tmp_path, {name: np.ones((6, 64, 2), np.uint8)})
   message = r'uint8\(6, 64, 1, 16\) and uint8\(6, 64, 2\); MXFP4 is'
-  with pytest.raises(errors.UserError, match=message):
-    ss.load(stored)
+  check_refused(stored, message)
 
 
 @pytest.mark.peers

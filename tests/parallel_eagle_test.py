@@ -41,11 +41,6 @@ def pair(directory, index=0):
   return target, *load(directory, target, **SWITCHES[index])
 
 
-@pytest.fixture(scope='module')
-def directory(tmp_path_factory):
-  return tmp_path_factory.mktemp('heads')
-
-
 @pytest.mark.parametrize('index', [0, 1])
 def test_drafts_are_those_of_the_published_forward(directory, index):
   target, weights, head = pair(directory, index)

@@ -62,8 +62,7 @@ def arguments(seed, num_rows, dtype, weight_dtype):
 
 def check(product, arrays):
   x, values, scales = (np.asarray(array, np.float64) for array in arrays)
-  group = NUM_INPUTS // scales.shape[1]
-  weight = values * np.repeat(scales, group, axis=1)
+  weight = values * np.repeat(scales, NUM_INPUTS // scales.shape[1], axis=1)
   want = np.einsum('tk,pkn->tpn', x, weight)
   scale = np.einsum('tk,pkn->tpn', abs(x), abs(weight))
   error = abs(np.asarray(product, np.float64) - want)

@@ -70,8 +70,7 @@ def test_v1_needs_a_key(connection, path, authorization, status):
   assert found == status
   if status == 401:
     assert headers['WWW-Authenticate'] == 'Bearer'
-    error = error_of(text)
-    assert error['code'] == 'invalid_api_key'
+    assert error_of(text)['code'] == 'invalid_api_key'
     assert not any(key in text for key in KEYS)
 
 

@@ -239,8 +239,7 @@ def test_what_ends_an_answer(client):
 
 def test_seeds(client):
   def text(**options):
-    answer = complete(client, max_tokens=40, extra_body=options)
-    return answer.choices[0].text
+    return complete(client, max_tokens=40, extra_body=options).choices[0].text
 
   greedy = {'ignore_eos': True}
   assert text(seed=1, **greedy) == text(seed=1, **greedy)

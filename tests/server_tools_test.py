@@ -103,8 +103,7 @@ def test_calls_of_a_stream(client):
 
 
 def test_calls_go_back_with_what_they_gave(client):
-  answer = client.chat.completions.create(**ASKED)
-  message = answer.choices[0].message
+  message = client.chat.completions.create(**ASKED).choices[0].message
   call_id = message.tool_calls[0].id
   result = {'role': 'tool', 'tool_call_id': call_id, 'content': '3'}
   messages = [*ASKED['messages'], message, result]

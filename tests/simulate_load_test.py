@@ -91,8 +91,7 @@ def test_comparison():
 
 
 def test_pictures():
-  averages = load_report.average(ROWS)
-  pictures = load_plot.draw(averages, 'title')
+  pictures = load_plot.draw(load_report.average(ROWS), 'title')
   assert all(p.startswith(b'\x89PNG') for p in pictures.values())
   assert set(load_plot.draw([], 'title').values()) == {None}
 

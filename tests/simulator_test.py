@@ -73,8 +73,7 @@ def test_waiting_time_of_a_single_server():
   ones = np.ones(4_000, np.int64)
   times = arrivals_lib.poisson(load / 0.5, 4_000, 0)
   arrivals = Arrivals(times=times, prompt_tokens=ones, output_tokens=ones)
-  simulation = serve(arrivals, FixedLength(), costs=costs, config=config)
-  recorder = simulation.recorder
+  recorder = serve(arrivals, FixedLength(), costs=costs, config=config).recorder
   waiting = (recorder.last - recorder.arrivals).mean() - 0.5
   expected = load * 0.5 / (2 * (1 - load))
   assert waiting == pytest.approx(expected, rel=0.1)
@@ -103,8 +102,7 @@ def test_littles_law():
   )
   config = dataclasses.replace(config, num_pages=1000, max_context=4096)
   policy = Counting()
-  simulation = serve(arrivals, policy, costs=costs, config=config)
-  recorder = simulation.recorder
+  recorder = serve(arrivals, policy, costs=costs, config=config).recorder
   span = recorder.last.max()
   seen = policy.request_seconds / span
   rate = len(arrivals) / span
@@ -370,8 +368,7 @@ def test_trees():
 def test_figures():
   """Item 38."""
   arrivals = requests(30, 300)
-  simulation = serve(arrivals, Goodput(COSTS))
-  recorder = simulation.recorder
+  recorder = serve(arrivals, Goodput(COSTS)).recorder
   figures = recorder.summarize(TARGET)
   assert figures['num_requests'] == 300
   span = recorder.last.max() - arrivals.times[0]

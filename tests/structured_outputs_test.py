@@ -141,8 +141,7 @@ def letters_model(table, num_tokens):
 @pytest.mark.parametrize('draft', [None, ss.GrammarDraft()])
 def test_the_distribution_is_restricted_and_renormalized(draft):
   """P(ab) of a(b|c)d? is b / (b + c), and d follows with d / (d + end)."""
-  generator = np.random.default_rng(0)
-  table = generator.dirichlet(np.ones(5), 5)
+  table = np.random.default_rng(0).dirichlet(np.ones(5), 5)
   a, b, c, d, end = range(5)
   model = letters_model(table, 5)
   share = {x: table[a, x] / (table[a, b] + table[a, c]) for x in (b, c)}

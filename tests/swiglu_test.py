@@ -116,8 +116,7 @@ def test_padding_changes_nothing(name):
 
 def test_each_device_takes_its_columns():
   """The TPU kernel on two simulated devices that share the columns."""
-  case = CASES['whole_tiles']
-  x, gate_up = arguments(case)
+  x, gate_up = arguments(CASES['whole_tiles'])
   mesh = sharding.make_mesh(jax.devices()[:2])
   columns = sharding.sharding_of(mesh, (None, None, 'ffw'))
   call = functools.partial(

@@ -178,8 +178,7 @@ def test_row_that_sees_nothing_gives_zeros(name):
 
 def test_chain_is_the_lower_triangle():
   case = dataclasses.replace(CASES['edges'], tree_size=5)
-  chain = np.tri(5, dtype=bool)
-  arrays = arguments(case, masks=[chain] * 4)
+  arrays = arguments(case, masks=[np.tri(5, dtype=bool)] * 4)
   options = {'scale': 0.125, 'implementation': 'reference'}
   attend = jax.jit(functools.partial(api.tree_attention, **options))
   with_mask = attend(*arrays)
