@@ -98,7 +98,7 @@ def main() -> None:
       'dtype': target.dtype.name,
       'num_skipped': len(prompts) - len(bench.encoded),
       'num_resumed': len(records),
-      **peers.facts(target, _PEERS.value),
+      **peers.facts(shared_flags.target_name(), _PEERS.value),
     }
     jobs = benchmark_run.plan(bench.encoded, modes, _REPEATS.value, done)
     num_before = compilations.count
@@ -149,7 +149,8 @@ def _runners(modes, target, bench) -> dict[str, benchmark_run.Runner]:
       )
   for name in _PEERS.value:
     length = draft_flags.prompt_lookup().num_speculative_tokens
-    decode = peers.load(name, target, shared_flags.draft_name('chain'), length)
+    names = shared_flags.target_name(), shared_flags.draft_name('chain')
+    decode = peers.load(name, target, *names, length)
     runners[name] = benchmark_run.Runner(decode=decode)
   jobs = benchmark_run.plan(bench.encoded[: _WARMUP.value], modes, 1)
   sampling = shared_flags.sampling()

@@ -56,6 +56,7 @@ def test_llama_cpp_decodes_its_own_tokens(tmp_path):
     'benchmark',
     '--modes=chain',
     '--draft=smollm2-135m-instruct',
+    '--weight_dtype=wide',
     f'--peers={",".join(names)}',
     '--limit=1',
     '--warmup=0',
@@ -93,6 +94,7 @@ def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
     'benchmark',
     f'--target={model}',
     f'--draft={model}',
+    '--weight_dtype=wide',
     f'--prompts={prompts}',
     '--max_new_tokens=60',
     f'--modes={own}',
@@ -123,6 +125,7 @@ def test_peers_give_the_same_tokens(tmp_path, monkeypatch):
   ('flags', 'message'),
   [
     (['--dtype=bfloat16'], 'compares in float32, but the dtype is bfloat16'),
+    (['--weight_dtype=int8'], 'and the weight_dtype int8; give --dtype=float'),
     (['--peers=vllm'], "--peers: unknown name 'vllm'; supported: hf, hf_"),
   ],
 )

@@ -28,18 +28,21 @@ PACKAGES = ('accelerate', 'torch')  # reading GGUF needs the first one
 def load(
   name: str,
   target: ss.Model,
+  target_name: str,
   draft_name: str | None,
   num_speculative_tokens: int,
 ) -> Decode:
   """Does what `peers.load` does, for one of `PEERS`."""
-  if target.dtype.name != 'float32':
+  weight_dtype = target.config.weight_dtype
+  if target.dtype.name != 'float32' or weight_dtype is not None:
     raise errors.UserError(
-      '--peers=hf compares in float32, but the dtype is '
-      f'{target.dtype.name}; give --dtype=float32'
+      f'--peers={name} compares in float32, but the dtype is '
+      f'{target.dtype.name} and the weight_dtype {weight_dtype}; give '
+      '--dtype=float32 --weight_dtype=wide'
     )
   draft = _load_model(draft_name) if name == DRAFT else None
   length = num_speculative_tokens if name == _LOOKUP else None
-  return _make_decode(_load_model(target.name), target, length, draft)
+  return _make_decode(_load_model(target_name), target, length, draft)
 
 
 @functools.cache  # several peers take the same one

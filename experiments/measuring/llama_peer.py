@@ -56,11 +56,13 @@ def bits_per_weight(path: pathlib.Path) -> float:
   return 8 * num_bytes / num_weights
 
 
-def load(name: str, target: ss.Model, draft_name: str | None) -> Decode:
+def load(
+  name: str, target: ss.Model, target_name: str, draft_name: str | None
+) -> Decode:
   """Does what `peers.load` does, for one of `PEERS`."""
   import xllamacpp
 
-  path = file_of(target.name)
+  path = file_of(target_name)
   params = xllamacpp.CommonParams()
   params.model.path = str(path)
   params.n_ctx = target.config.max_context

@@ -32,17 +32,18 @@ def check(names: Collection[str]) -> None:
     )
 
 
-def facts(target: ss.Model, names: Collection[str]) -> dict[str, float]:
-  """Returns what to know of peers whose weights are not those of `target`."""
+def facts(target_name: str, names: Collection[str]) -> dict[str, float]:
+  """Returns what to know of peers whose weights are not those of the target."""
   if not set(names) & set(llama_peer.PEERS):
     return {}
-  bits = llama_peer.bits_per_weight(llama_peer.file_of(target.name))
+  bits = llama_peer.bits_per_weight(llama_peer.file_of(target_name))
   return {'llama_cpp_bits_per_weight': bits}
 
 
 def load(
   name: str,
   target: ss.Model,
+  target_name: str,
   draft_name: str | None,
   num_speculative_tokens: int,
 ) -> Decode:
@@ -52,6 +53,7 @@ def load(
     name: one of `PEERS`.
     target: model with float32 weights, for transformers; with a GGUF file, for
       llama.cpp.
+    target_name: name that it was loaded by.
     draft_name: name of the draft model, for peers that take one.
     num_speculative_tokens: number of tokens that prompt lookup drafts in
       transformers; llama.cpp takes its own default.
@@ -63,5 +65,7 @@ def load(
   if name in (hf_peer.DRAFT, llama_peer.DRAFT) and draft_name is None:
     raise errors.UserError(f'--peers={name} needs --draft')
   if name in llama_peer.PEERS:
-    return llama_peer.load(name, target, draft_name)
-  return hf_peer.load(name, target, draft_name, num_speculative_tokens)
+    return llama_peer.load(name, target, target_name, draft_name)
+  return hf_peer.load(
+    name, target, target_name, draft_name, num_speculative_tokens
+  )

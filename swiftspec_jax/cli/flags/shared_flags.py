@@ -152,6 +152,11 @@ def default_modes() -> tuple[str, ...]:
   )
 
 
+def target_name() -> str:
+  """Returns the name that the target is loaded by."""
+  return _TARGET.value
+
+
 def draft_name(mode: str) -> str | None:
   """Returns the name of the draft model of a mode, None if there is none."""
   if _DRAFT.value or not modes.MODES[mode].has_builtin:
