@@ -12,6 +12,7 @@ import functools
 import json
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 from swiftspec_jax.simulator.planning.forward import Launches
 
@@ -70,6 +71,11 @@ def counted(weight_dtype: str | None, is_fused: bool) -> Programs:
   )
 
 
+@functools.cache
+def _rows() -> list[dict[str, Any]]:
+  return [json.loads(line) for line in _COUNTED.read_text().splitlines()]
+
+
 def _of_program(
   step: str, weight_dtype: str | None, is_fused: bool
 ) -> Launches:
@@ -78,7 +84,7 @@ def _of_program(
   fewer, more = sorted(
     (
       row
-      for row in map(json.loads, _COUNTED.read_text().splitlines())
+      for row in _rows()
       if (row['step'], row['weight_dtype'], row['kernels'])
       == (step, dtype, is_fused)
     ),

@@ -153,7 +153,7 @@ void mix_part(const float* weights, std::size_t room, Rows<T> values,
     for (std::size_t c = 0; c < C; ++c) value[c] = widened(row + c * kLanes);
 #pragma GCC unroll 8
     for (std::size_t q = 0; q < N; ++q) {
-      const Floats weight = weights[q * room + i] - Floats{};
+      const Floats weight = in_all_lanes(weights[q * room + i]);
 #pragma GCC unroll 8
       for (std::size_t c = 0; c < C; ++c) {
         sums[q][c] = multiply_add(weight, value[c], sums[q][c]);

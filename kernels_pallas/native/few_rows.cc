@@ -433,8 +433,8 @@ void few_rows_of_integers(const Call& call) {
                  weight + begin * num_inputs, num_inputs, 0, size, sums.data(),
                  size);
     for (std::size_t n = 0; n < num_rows; ++n) {
-      const Floats coarse = highest[n] * kScale - Floats{};
-      const Floats fine = highest[n] * kFiner - Floats{};
+      const Floats coarse = in_all_lanes(highest[n] * kScale);
+      const Floats fine = in_all_lanes(highest[n] * kFiner);
       for (std::size_t a = 0; a < size; a += kLanes) {
         Floats total = converted(&sums[n * size + a]) * coarse;
         if (num_terms == 2) {

@@ -76,6 +76,10 @@ inline Floats multiply_add(Floats a, Floats b, Floats sum) {
 #endif
 }
 
+// Returns a number in all lanes. It is no sum with zeros: that would change -0,
+// so compilers would keep it.
+inline Floats in_all_lanes(float x) { return x - Floats{}; }
+
 // Returns e^x for x up to 0, within 2 units of the last place; 0 below -87.
 [[gnu::always_inline]] inline Floats exp_of_negative(Floats x) {
   constexpr float kLowest = -87.0f;

@@ -37,10 +37,10 @@ def convert(
     mesh: devices of the matrix.
   """
   kernels = api.usable_on(mesh, matrix.kernels)
-  values, scales, offsets = matrix.values, matrix.scales, matrix.offsets
-  num_inputs, num_groups = values.shape[1], scales.shape[1]
   if kernels == dispatch.REFERENCE:
     return matrix
+  values, scales, offsets = matrix.values, matrix.scales, matrix.offsets
+  num_inputs, num_groups = values.shape[1], scales.shape[1]
   sharding = sharding_lib.replicated(mesh)
   if values.dtype == jnp.int8 and num_groups == 1 and offsets is None:
     program = functools.partial(_outputs_first, out_shape=matrix.out_shape)
